@@ -1,0 +1,1 @@
+"""Nightshift: nightly reinforcement-learning post-training with MaxText on Cloud TPU VMs."""

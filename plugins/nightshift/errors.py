@@ -1,0 +1,165 @@
+"""Every error of the product, in one tree.
+
+::
+
+    NightshiftError
+    ├── PermanentError            a retry cannot help: somebody has to change something
+    │   ├── RecipeError             the recipe or the trigger form
+    │   ├── PreflightFailed         one report of everything found before anything is billed
+    │   ├── ConfigurationRefused    Google refused the request as wrong (body, reservation, image, permission)
+    │   ├── QuotaExceeded           a quota is used up; names metric and region
+    │   ├── AccessDenied            a token, a licence or an IAM role is missing
+    │   ├── StepFailed              a command on the VM ended with an error
+    │   ├── DiskFull                the VM or its /dev/shm has no room left
+    │   ├── TrainingIncomplete      training ended, but not with what it had to leave
+    │   ├── VerificationFailed      what arrived is not what was sent
+    │   └── RunFailed               the verdict on a run
+    └── TransientError            the same call may work later
+        ├── CapacityUnavailable     no TPU to be had there now (stockout, reservation not ready)
+        ├── CloudUnavailable        Google or the Hub answered 429, 5xx or not at all
+        ├── VmLost                  the instance is gone or no longer RUNNING (preempted, deleted, crashed)
+        ├── HostUnreachable         the VM runs, but SSH does not answer
+        ├── JobLost                 the job's process died without leaving an exit code
+        └── DeadlineExceeded        something took longer than the recipe allows
+
+Retries follow from the class (`retryable`), never from the text.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class NightshiftError(Exception):
+    """What happened, to what, why, and what to do next.
+
+    :param message: names the thing and the value, and gives the reason.
+    :param next_step: what the reader should do; printed on a line of its own.
+    :param billed: what is still being paid for, when anything is.
+    """
+
+    reason: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, next_step: str = "", billed: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+        self.billed = billed
+
+    def __str__(self) -> str:
+        lines = [f"[{self.reason}] {self.message}"]
+        if self.billed:
+            lines.append(f"Still billed: {self.billed}")
+        if self.next_step:
+            lines.append(f"Next: {self.next_step}")
+        return "\n".join(lines)
+
+
+class PermanentError(NightshiftError):
+    """A retry cannot help."""
+
+    reason = "permanent"
+
+
+class TransientError(NightshiftError):
+    """The same call may work later."""
+
+    reason = "transient"
+    retryable = True
+
+
+class RecipeError(PermanentError):
+    """The recipe or the trigger form holds what cannot be run."""
+
+    reason = "recipe_invalid"
+
+
+class PreflightFailed(PermanentError):
+    """At least one precondition is not met; nothing was billed."""
+
+    reason = "preflight_failed"
+
+
+class ConfigurationRefused(PermanentError):
+    """Google refused a request as wrong."""
+
+    reason = "configuration_refused"
+
+
+class QuotaExceeded(PermanentError):
+    """A quota is used up or was never granted."""
+
+    reason = "quota_exceeded"
+
+
+class AccessDenied(PermanentError):
+    """A token is wrong, a licence not accepted, or an IAM role missing."""
+
+    reason = "access_denied"
+
+
+class StepFailed(PermanentError):
+    """A command on the VM ended with an error that a retry would meet again."""
+
+    reason = "step_failed"
+
+
+class DiskFull(PermanentError):
+    """The VM's disk or /dev/shm has no room left."""
+
+    reason = "disk_full"
+
+
+class TrainingIncomplete(PermanentError):
+    """Training ended without its final checkpoint or its post-evaluation."""
+
+    reason = "training_incomplete"
+
+
+class VerificationFailed(PermanentError):
+    """A file that arrived is not the file that was sent."""
+
+    reason = "verification_failed"
+
+
+class RunFailed(PermanentError):
+    """The verdict: something that had to succeed did not."""
+
+    reason = "run_failed"
+
+
+class CapacityUnavailable(TransientError):
+    """No TPU is to be had there at the moment."""
+
+    reason = "capacity_unavailable"
+
+
+class CloudUnavailable(TransientError):
+    """A service answered 429, 5xx, or not at all."""
+
+    reason = "cloud_unavailable"
+
+
+class VmLost(TransientError):
+    """The instance is gone or no longer RUNNING."""
+
+    reason = "vm_lost"
+
+
+class HostUnreachable(TransientError):
+    """The VM runs, but SSH does not answer."""
+
+    reason = "host_unreachable"
+
+
+class JobLost(TransientError):
+    """The job's process died without leaving an exit code (killed, out of memory, reboot)."""
+
+    reason = "job_lost"
+
+
+class DeadlineExceeded(TransientError):
+    """Something took longer than the recipe allows."""
+
+    reason = "deadline_exceeded"

@@ -1,0 +1,1 @@
+"""From the VM to Cloud Storage: uploader, manifest, verification."""

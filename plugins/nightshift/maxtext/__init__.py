@@ -1,0 +1,1 @@
+"""Every MaxText module, flag, environment variable and log pattern: what changes on an upgrade is here."""
