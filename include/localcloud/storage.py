@@ -1,8 +1,8 @@
 """Cloud Storage of the local cloud: fake-gcs-server as a child process, its objects as files on disk.
 
-Where it differs from Google (seen with google-cloud-storage 3.17): it ignores `ifGenerationMatch` on resumable uploads
-and on DELETE, has neither the XML multipart API nor batches, and answers 500 for an object beside a prefix of the same
-name (an object is a file, a prefix a folder).
+Where it differs from Google (seen with google-cloud-storage 3.17): it ignores `ifGenerationMatch` on
+resumable uploads and on DELETE, has neither the XML multipart API nor batches, and answers 500 for an object
+beside a prefix of the same name (an object is a file, a prefix a folder).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class StorageUnavailable(RuntimeError):
 class StorageServer:
     """One fake-gcs-server on `settings.port + 1` with the rehearsal bucket in it.
 
-    The server is the child of the thread that calls `start`, and the kernel kills it when that thread ends, however
-    it ends (PR_SET_PDEATHSIG follows the forking thread, not the process). So call `start` on the event loop of the
-    thread that lives as long as the local cloud.
+    The server is the child of the thread that calls `start`, and the kernel kills it when that thread ends,
+    however it ends (PR_SET_PDEATHSIG follows the forking thread, not the process). So call `start` on the event
+    loop of the thread that lives as long as the local cloud.
 
     :param settings: where objects are kept and which port is served.
     """
@@ -61,8 +61,8 @@ class StorageServer:
     async def start(self) -> None:
         """Start the server, wait until it answers, and make the bucket unless it is there already.
 
-        Raises StorageUnavailable when the port is taken, the file system cannot hold object metadata, or the server
-        ends or stays silent for 20 s.
+        Raises StorageUnavailable when the port is taken, the file system cannot hold object metadata, or the
+        server ends or stays silent for 20 s.
         """
         if self.pid is not None:
             return
@@ -70,8 +70,8 @@ class StorageServer:
         await asyncio.to_thread(_prepare_root, root)
         self._refuse_taken_port()
         address = f"{self._host}:{self._port}"
-        # setpriv arms the death signal and then becomes the server; a preexec_fn would run Python between fork and
-        # exec in a process that has threads.
+        # setpriv arms the death signal and then becomes the server; a preexec_fn would run Python between fork
+        # and exec in a process that has threads.
         command = [
             *("setpriv", "--pdeathsig", "KILL", "--"),
             str(_binary()),
