@@ -1,0 +1,362 @@
+"""Preflight: everything that can be found wrong before a TPU is billed, in one report.
+
+Each check is a small function; one that fails never hides another. The report goes to the task's log as a
+table, and to the reader as one error that carries every problem.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from nightshift.errors import (
+    CapacityUnavailable,
+    CloudUnavailable,
+    ConfigurationRefused,
+    NightshiftError,
+    PreflightFailed,
+)
+from nightshift.hub import access
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from huggingface_hub import HfApi
+
+    from nightshift.export.storage import Storage
+    from nightshift.hub.errors import RetryPolicy
+    from nightshift.tpu.api import ComputeApi
+
+_DETAIL_WIDTH = 100
+_RESERVATION_ON_ITS_WAY = frozenset({"CREATING", "UPDATING"})
+_PUBLIC_KEY = re.compile(r"^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp\d+|sk-\S+) [A-Za-z0-9+/]+=*( .*)?$")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    :param check: what was checked, in a few words.
+    :param detail: the fact found, or the reason why it is wrong.
+    :param next_step: what to do about it; empty when all is well.
+    :param error: class of the error that the check met, when it met one.
+    :param transient: the check could not be made now, which says nothing about the thing.
+    """
+
+    check: str
+    ok: bool
+    detail: str
+    next_step: str = ""
+    error: str = ""
+    transient: bool = False
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the recipe's names mean tonight; None where a check could not tell. Rows are counts."""
+
+    model_revision: str | None = None
+    dataset_revision: str | None = None
+    train_rows: int | None = None
+    eval_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings of a preflight, in the order of the checks."""
+
+    findings: tuple[Finding, ...]
+    resolved: Resolved = field(default_factory=Resolved)
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """The findings that are not well."""
+        return tuple(finding for finding in self.findings if not finding.ok)
+
+    def render(self) -> str:
+        """Return the findings as an aligned table for a log: state, check, detail; the next step below it."""
+        width = max((len(finding.check) for finding in self.findings), default=0)
+        lines = []
+        for finding in self.findings:
+            state = "ok" if finding.ok else "UNKNOWN" if finding.transient else "PROBLEM"
+            texts = _wrapped(finding.detail)
+            if finding.next_step and not finding.ok:
+                texts += [
+                    f"{'-> ' if first else '   '}{line}" for first, line in _numbered(finding.next_step)
+                ]
+            for number, text in enumerate(texts):
+                head = f"{state:<7}  {finding.check:<{width}}" if number == 0 else " " * (width + 9)
+                lines.append(f"{head}  {text}".rstrip())
+        return "\n".join(lines)
+
+    def raise_if_failed(self) -> None:
+        """Raise when anything is wrong.
+
+        :raises PreflightFailed: at least one real problem; the message carries all of them.
+        :raises CloudUnavailable: nothing is known to be wrong, but something could not be asked now.
+        """
+        if not self.problems:
+            return
+        text = "".join(
+            f"\n- {problem.check}: {problem.detail}"
+            + (f"\n  Next: {problem.next_step}" if problem.next_step else "")
+            for problem in self.problems
+        )
+        count = f"{len(self.problems)} of {len(self.findings)} checks"
+        if all(problem.transient for problem in self.problems):
+            raise CloudUnavailable(
+                f"{count} could not be made now; nothing is billed:{text}",
+                next_step="nothing: the task is tried again",
+            )
+        raise PreflightFailed(
+            f"{count} failed; nothing is billed:{text}", next_step="fix these and clear the task"
+        )
+
+
+def _wrapped(text: str) -> list[str]:
+    return [line for part in text.splitlines() for line in textwrap.wrap(part, _DETAIL_WIDTH) or [""]]
+
+
+def _numbered(text: str) -> list[tuple[bool, str]]:
+    return [(number == 0, line) for number, line in enumerate(_wrapped(text))]
+
+
+@dataclass(frozen=True)
+class Clients:
+    """How to get the clients. Making one may fail (a connection is not defined): that is a finding too."""
+
+    hub: Callable[[], HfApi]
+    storage: Callable[[], Storage]
+    compute: Callable[[], ComputeApi]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run needs.
+
+    :param data_problem: takes the rows of the training and of the evaluation split and returns why they are
+        not enough, or None.
+    :param prefix: folder in the bucket, below which the run writes.
+    :param publish_to: Hub repository to publish to; None when nothing is published.
+    :param zones: in the order in which they are tried.
+    :param reservation: short name; None when none is used.
+    :param ssh_public_key: one line of an OpenSSH public key; None when none is configured.
+    """
+
+    model: str
+    model_revision: str
+    dataset: str
+    dataset_subset: str
+    dataset_revision: str
+    train_split: str
+    eval_split: str
+    data_problem: Callable[[int, int], str | None]
+    prefix: str
+    publish_to: str | None
+    zones: tuple[str, ...]
+    machine_type: str
+    image_project: str
+    image_family: str
+    reservation: str | None
+    ssh_public_key: str | None
+
+
+class _Problem(Exception):
+    """A check's own verdict: something is not as the run needs it."""
+
+    def __init__(self, detail: str, next_step: str) -> None:
+        super().__init__(detail)
+        self.detail, self.next_step = detail, next_step
+
+
+def preflight(request: Request, clients: Clients, *, policy: RetryPolicy = access.READ) -> Report:
+    """Make every check and return the report; raises nothing for what it finds.
+
+    :param policy: how patiently the Hub is asked.
+    """
+    run = _Preflight(request, clients, policy)
+    for check, function in run.checks():
+        run.findings.append(_find(check, function))
+    resolved = Resolved(run.model_revision, run.dataset_revision, run.train_rows, run.eval_rows)
+    return Report(tuple(run.findings), resolved)
+
+
+def _find(check: str, function: Callable[[], str]) -> Finding:
+    try:
+        return Finding(check, ok=True, detail=function())
+    except _Problem as problem:
+        return Finding(check, ok=False, detail=problem.detail, next_step=problem.next_step)
+    except NightshiftError as error:
+        return Finding(
+            check,
+            ok=False,
+            detail=error.message,
+            next_step=error.next_step,
+            error=type(error).__name__,
+            transient=error.retryable,
+        )
+    except Exception as error:  # noqa: BLE001  a check that breaks must not hide what the others find
+        name = type(error).__name__
+        return Finding(
+            check,
+            ok=False,
+            detail=f"the check itself failed: {name}: {error}",
+            next_step="read the error; a missing Airflow connection shows here as well",
+            error=name,
+        )
+
+
+@dataclass
+class _Preflight:
+    request: Request
+    clients: Clients
+    policy: RetryPolicy
+    findings: list[Finding] = field(default_factory=list)
+    model_revision: str | None = None
+    dataset_revision: str | None = None
+    train_rows: int | None = None
+    eval_rows: int | None = None
+
+    def checks(self) -> list[tuple[str, Callable[[], str]]]:
+        """Return the checks that this run needs, by name."""
+        request = self.request
+        checks = [
+            ("Hugging Face token", self._token),
+            ("model and licence", self._model),
+            ("dataset", self._dataset),
+            ("enough data", self._rows),
+            ("bucket", self._bucket),
+        ]
+        if request.publish_to:
+            checks.append(("publishing", self._publishing))
+        if not request.zones:
+            checks.append(("zone", self._no_zone))
+        for zone in request.zones:
+            checks.append((f"zone {zone}", partial(self._zone, zone)))
+            checks.append((f"machine type in {zone}", partial(self._machine_type, zone)))
+            if request.reservation:
+                checks.append((f"reservation in {zone}", partial(self._reservation, zone)))
+        checks += [("image", self._image), ("SSH key", self._ssh_key)]
+        return checks
+
+    def _token(self) -> str:
+        who = access.identify(self.clients.hub(), policy=self.policy)
+        return f"token of {who.name}, role {who.role or 'unknown'}"
+
+    def _model(self) -> str:
+        repo, revision = self.request.model, self.request.model_revision
+        self.model_revision = access.resolve_model(self.clients.hub(), repo, revision, policy=self.policy)
+        return f"{repo}@{revision} is {self.model_revision}, licence accepted"
+
+    def _dataset(self) -> str:
+        repo, revision = self.request.dataset, self.request.dataset_revision
+        self.dataset_revision = access.resolve_dataset(self.clients.hub(), repo, revision, policy=self.policy)
+        return f"{repo}@{revision} is {self.dataset_revision}"
+
+    def _rows(self) -> str:
+        request = self.request
+        hub = self.clients.hub()
+        # An unresolved revision has its own finding; counting by its name still tells more than not counting.
+        revision = self.dataset_revision or request.dataset_revision
+
+        def count(split: str) -> int | None:
+            return access.split_rows(
+                hub, request.dataset, request.dataset_subset, split, revision, policy=self.policy
+            )
+
+        self.train_rows, self.eval_rows = count(request.train_split), count(request.eval_split)
+        if self.train_rows is None or self.eval_rows is None:
+            return "the number of rows is not to be had from this dataset's format: not checked"
+        facts = f"{request.train_split} {self.train_rows} rows, {request.eval_split} {self.eval_rows} rows"
+        if problem := request.data_problem(self.train_rows, self.eval_rows):
+            raise _Problem(
+                f"{problem} ({facts})",
+                "lower num_batches or batch size in the recipe, or name a larger split",
+            )
+        return facts
+
+    def _bucket(self) -> str:
+        storage = self.clients.storage()
+        storage.probe_writable(self.request.prefix)
+        return f"gs://{storage.bucket}/{self.request.prefix.strip('/')} can be written"
+
+    def _publishing(self) -> str:
+        repo = self.request.publish_to or ""
+        who = access.identify(self.clients.hub(), policy=self.policy)
+        if problem := access.can_write(who, repo):
+            raise _Problem(
+                problem, "give the connection a token with write access, or name another repository"
+            )
+        return f"{who.name} may write to {repo}"
+
+    def _no_zone(self) -> str:
+        raise _Problem("the recipe names no zone", "name at least one zone in the recipe")
+
+    def _zone(self, zone: str) -> str:
+        status = self.clients.compute().zone_status(zone)
+        if status is None:
+            raise _Problem(f"there is no zone {zone}", "list them: gcloud compute zones list")
+        if status == "UP":
+            return "UP"
+        others = [other for other in self.request.zones if other != zone]
+        if any(self.clients.compute().zone_status(other) == "UP" for other in others):
+            return f"{status}; the other zones are tried"
+        raise CapacityUnavailable(
+            f"zone {zone} is {status} and no other zone of the recipe is UP",
+            next_step="add a zone to the recipe",
+        )
+
+    def _machine_type(self, zone: str) -> str:
+        machine_type = self.request.machine_type
+        if not self.clients.compute().has_machine_type(zone, machine_type):
+            raise _Problem(
+                f"{zone} does not offer {machine_type}",
+                f"list zones: gcloud compute machine-types list --filter=name={machine_type}",
+            )
+        return f"{machine_type} is offered"
+
+    def _reservation(self, zone: str) -> str:
+        name = self.request.reservation or ""
+        status = self.clients.compute().reservation_status(zone, name)
+        if status is None:
+            raise _Problem(
+                f"there is no reservation {name} in {zone}",
+                f"list them: gcloud compute reservations list --filter=zone:{zone}",
+            )
+        if status in _RESERVATION_ON_ITS_WAY:
+            raise CapacityUnavailable(
+                f"reservation {name} is {status}, not READY yet", next_step="wait for it"
+            )
+        if status != "READY":
+            raise _Problem(
+                f"reservation {name} is {status}, not READY",
+                f"see it: gcloud compute reservations describe {name} --zone={zone}",
+            )
+        return f"{name} is READY"
+
+    def _image(self) -> str:
+        project, family = self.request.image_project, self.request.image_family
+        image = self.clients.compute().image_from_family(project, family)
+        if image is None:
+            raise ConfigurationRefused(
+                f"there is no image of family {family} in project {project}",
+                next_step=f"list them: gcloud compute images list --project={project} --no-standard-images",
+            )
+        return f"{image} is the newest of {family}"
+
+    def _ssh_key(self) -> str:
+        key = (self.request.ssh_public_key or "").strip()
+        if not key:
+            raise _Problem(
+                "there is no SSH key to reach the VM with",
+                "make one (ssh-keygen -t ed25519) and put the private key into the SSH connection",
+            )
+        if not _PUBLIC_KEY.match(key):
+            raise _Problem(
+                "the SSH key is not one line of an OpenSSH public key",
+                "give the content of a .pub file (ssh-ed25519 AAAA…)",
+            )
+        return f"{key.split()[0]} key is configured"
