@@ -1,1 +1,1 @@
-"""Every MaxText module, flag, environment variable and log pattern: what changes on an upgrade is here."""
+"""Every MaxText module, flag and log pattern: what changes when MaxText is upgraded changes here."""
