@@ -73,8 +73,7 @@ def hub_error(error: Exception, *, doing: str, repo: str = "", endpoint: str = "
         )
     if isinstance(error, hub.LocalTokenNotFoundError):
         return AccessDenied(f"{doing}: there is no Hugging Face token", next_step=_token_step())
-    # The Hub also answers 401 for a repository that the caller may not see, and says so by another header.
-    if status == 401 and not (isinstance(error, hub.RepositoryNotFoundError) and "Invalid" not in said):
+    if status == 401:  # also for a repository that does not exist, when nobody is logged in
         return AccessDenied(f"{doing}: the Hub does not know this token ({said})", next_step=_token_step())
     if isinstance(error, hub.RepositoryNotFoundError):
         return ConfigurationRefused(

@@ -1,0 +1,93 @@
+"""A model folder of the right shape, and the clients of the local Cloud Storage."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.cloud import storage
+
+from nightshift.export.storage import Storage, storage_client
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A folder as the conversion leaves it; the second shard is larger than one multipart upload (8 MiB)."""
+    folder = tmp_path / "hf-trained"
+    folder.mkdir()
+    texts = {
+        "config.json": '{"model_type": "llama"}',
+        "generation_config.json": '{"do_sample": true}',
+        "tokenizer.json": '{"version": "1.0"}',
+        "tokenizer_config.json": "{}",
+        "chat_template.jinja": "{{ messages }}",
+        "model.safetensors.index.json": "{}",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    noise = random.Random(7)
+    (folder / "model-00001-of-00002.safetensors").write_bytes(noise.randbytes(300_000))
+    (folder / "model-00002-of-00002.safetensors").write_bytes(noise.randbytes(9 * 2**20))
+    return folder
+
+
+@pytest.fixture
+def client(cloud: Any) -> Iterator[storage.Client]:
+    client = storage_client(None, "rehearsal-project", cloud.storage_endpoint)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def bucket(cloud: Any, client: storage.Client) -> storage.Bucket:
+    return client.bucket(cloud.bucket)
+
+
+@pytest.fixture
+def store(cloud: Any, client: storage.Client) -> Storage:
+    return Storage(client, cloud.bucket, retry_seconds=5)
+
+
+@contextmanager
+def refusing_storage(status: int, message: str) -> Iterator[tuple[str, list[str]]]:
+    """Serve a Cloud Storage that answers everything with one error; yield its address and the requests it saw."""
+    seen: list[str] = []
+
+    class Refuse(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            seen.append(f"{self.command} {self.path}")
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            body = json.dumps({"error": {"code": status, "message": message}}).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815  named by http.server
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Say nothing: the requests are in `seen`."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refuse)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", seen
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def refusing() -> Any:
+    """The context manager `refusing_storage`."""
+    return refusing_storage
