@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+class OperationFailed(CloudUnavailable):
+    """An operation ended through a fault at Google. It is over, unlike a call that got no answer."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """One known refusal: what to look for, what it is, what to do.
@@ -176,7 +180,7 @@ def operation_error(what: str, code: str, message: str, http_status: int = 0) ->
     if http_status == 503:
         return CapacityUnavailable(f"{what}: {text}", next_step="Retry later or name another zone.")
     if http_status >= 500 or code.startswith("INTERNAL"):
-        return CloudUnavailable(f"{what}: {text}", next_step="A fault at Google; the call is retried later.")
+        return OperationFailed(f"{what}: {text}", next_step="A fault at Google; the call is retried later.")
     return ConfigurationRefused(
         f"{what}: {text}", next_step="Correct what the message names; see the recipe."
     )

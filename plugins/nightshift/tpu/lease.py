@@ -19,6 +19,7 @@ from nightshift.errors import (
     TransientError,
 )
 from nightshift.names import LABEL_MANAGED_BY, LABEL_RUN, MANAGED_BY, instance_name
+from nightshift.tpu.classify import OperationFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -264,6 +265,8 @@ def wait_ready(
     while True:
         try:
             result = ensure(api, request, state)
+        except OperationFailed:
+            raise
         except CloudUnavailable as error:
             line = error.message
         else:
@@ -364,7 +367,7 @@ class _Release:
         self._now = now
         self._on_change = on_change
         self._open: dict[str, Instance] = {}  # by instance id: seen and not yet proven gone
-        self._asked: dict[str, str | None] = {}  # instance id → the delete's operation
+        self._asked: dict[str, str] = {}  # instance id → the delete's operation
         self._looked = False
 
     def step(self) -> bool:
@@ -373,8 +376,8 @@ class _Release:
             self._open[instance.instance_id] = instance
         self._looked = True
         for instance in list(self._open.values()):
-            self._delete(instance)
-            self._check(instance)
+            if not self._is_gone(instance):
+                self._delete(instance)
         return not self._open and not locate(self._api, self._run, self._zones)
 
     def billed(self) -> str:
@@ -386,20 +389,21 @@ class _Release:
 
     def _delete(self, instance: Instance) -> None:
         key = instance.instance_id
-        if key in self._asked:
-            operation = self._asked[key]
-            if operation is None or not self._api.wait_operation(instance.zone, operation, timeout=0):
-                return
-            if self._api.get_instance(instance.zone, instance.name) is None:
-                return
+        # Taken out first: when the deletion turns out to have failed, the next step asks for it again.
+        operation = self._asked.pop(key, None)
+        if operation is not None and not self._api.wait_operation(instance.zone, operation, timeout=0):
+            self._asked[key] = operation
+            return
         self._on_change(f"{instance.zone}/{instance.name}: deleting ({instance.status})")
-        self._asked[key] = self._api.delete_instance(instance.zone, instance.name)
+        operation = self._api.delete_instance(instance.zone, instance.name)
+        if operation is not None:
+            self._asked[key] = operation
 
-    def _check(self, instance: Instance) -> None:
+    def _is_gone(self, instance: Instance) -> bool:
         current = self._api.get_instance(instance.zone, instance.name)
         # Another id under the name is another instance: this one is gone, and the next look finds that one.
         if current is not None and current.instance_id == instance.instance_id:
-            return
+            return False
         del self._open[instance.instance_id]
         seconds = (self._now() - instance.created).total_seconds()
         self.deleted.append(
@@ -408,3 +412,4 @@ class _Release:
             )
         )
         self._on_change(f"{instance.zone}/{instance.name}: gone, {seconds:.0f} s after its creation")
+        return True
