@@ -43,6 +43,11 @@ def run_name(recipe: str, moment: datetime, run_id: str) -> str:
     return slug(recipe)[: MAX_NAME - len(tail)].rstrip("-") + tail
 
 
+def dag_id(recipe: str) -> str:
+    """Return the id of a recipe's DAG."""
+    return f"posttrain-{recipe}"
+
+
 def instance_name(run: str) -> str:
     """Return the name of the run's TPU VM."""
     return run

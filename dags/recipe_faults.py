@@ -1,0 +1,9 @@
+"""Raises for broken recipes, so that Airflow shows them as an import error of this file and no DAG is lost by it."""
+
+from nightshift.airflow.paths import RECIPES
+from nightshift.errors import RecipeError
+from nightshift.recipe import RecipeFault, load_all
+
+faults = [recipe for recipe in load_all(RECIPES) if isinstance(recipe, RecipeFault)]
+if faults:
+    raise RecipeError("\n\n".join(str(fault.error) for fault in faults))

@@ -1,0 +1,5 @@
+"""`python -m rehearsal`."""
+
+from rehearsal.cli import main
+
+main()

@@ -1,0 +1,100 @@
+"""Airflow standalone as one session of processes that is started and ended as a whole."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import psutil
+
+from rehearsal.settings import MARKER, ROOT, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+START_TIMEOUT = 240.0  # seconds; 50 on two idle cores, more while packages get their bytecode
+TERM_GRACE = 15.0  # seconds between TERM and KILL
+
+
+class AirflowFailed(RuntimeError):
+    """Airflow did not come up; the message names its log."""
+
+
+def processes(settings: Settings) -> list[psutil.Process]:
+    """Return every process of this rehearsal's Airflow, found by the variable in its environment.
+
+    Ending the parent alone leaves scheduler, api-server and workers behind (Airflow 3.3), and their sessions
+    differ, so neither a pid nor a process group is enough.
+    """
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARKER) == str(settings.var):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # ended meanwhile, or somebody else's
+    return found
+
+
+def is_healthy(settings: Settings) -> bool:
+    """Return whether api-server, scheduler, dag-processor and triggerer all say so."""
+    try:
+        answer = httpx.get(f"{settings.url}/api/v2/monitor/health", timeout=5)
+    except httpx.HTTPError:
+        return False
+    if answer.status_code != httpx.codes.OK:
+        return False
+    parts = answer.json()
+    wanted = ("metadatabase", "scheduler", "dag_processor", "triggerer")
+    return all((parts.get(part) or {}).get("status") == "healthy" for part in wanted)
+
+
+def start(settings: Settings, tell: Callable[[str], None]) -> None:
+    """Start Airflow and return when all its parts are healthy.
+
+    Raises AirflowFailed when it ends or is not ready in time.
+    """
+    if is_healthy(settings):
+        tell(f"Airflow runs already at {settings.url}")
+        return
+    settings.airflow_home.mkdir(parents=True, exist_ok=True)
+    log = settings.airflow_home / "standalone.log"
+    tell(f"Starting Airflow (about a minute; log: {log})")
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [ROOT / ".venv" / "bin" / "airflow", "standalone"],
+            cwd=settings.airflow_home,
+            env=settings.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_TIMEOUT
+    while not is_healthy(settings):
+        if process.poll() is not None:
+            raise AirflowFailed(f"Airflow ended with exit code {process.returncode}; read {log}")
+        if time.monotonic() > deadline:
+            raise AirflowFailed(f"Airflow was not healthy after {START_TIMEOUT:.0f} s; read {log}")
+        time.sleep(1)
+
+
+def stop(settings: Settings) -> int:
+    """End every process of this rehearsal's Airflow and return how many there were."""
+    found = processes(settings)
+    for process in found:
+        _signal(process.terminate)
+    _, alive = psutil.wait_procs(found, timeout=TERM_GRACE)
+    for process in [*alive, *processes(settings)]:
+        _signal(process.kill)
+    psutil.wait_procs(alive, timeout=TERM_GRACE)
+    return len(found)
+
+
+def _signal(send: Callable[[], None]) -> None:
+    try:
+        send()
+    except psutil.NoSuchProcess:
+        return  # what we wanted

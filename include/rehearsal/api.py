@@ -1,0 +1,77 @@
+"""The few calls of Airflow's REST API that the rehearsal makes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+
+PARSE_TIMEOUT = 120.0  # seconds until a DAG has appeared and, once, until a run has ended after that
+
+
+class Airflow:
+    """A client of Airflow's API as its anonymous admin, which the rehearsal's settings allow on loopback.
+
+    :param url: Airflow's address.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx.Client(base_url=f"{url}/api/v2", timeout=30)
+
+    def wait_for_dag(self, dag_id: str) -> None:
+        """Return when the DAG has been parsed. Raises RuntimeError with the import errors when it does not appear."""
+        deadline = time.monotonic() + PARSE_TIMEOUT
+        while self._client.get(f"/dags/{dag_id}").status_code == httpx.codes.NOT_FOUND:
+            if time.monotonic() > deadline:
+                errors = self._get("/importErrors")["import_errors"]
+                stacks = "\n".join(error["stack_trace"] for error in errors) or "no import error is reported"
+                raise RuntimeError(f"DAG {dag_id} has not appeared after {PARSE_TIMEOUT:.0f} s: {stacks}")
+            time.sleep(1)
+
+    def unpause(self, dag_id: str) -> None:
+        """Let the DAG's runs start."""
+        self._send("PATCH", f"/dags/{dag_id}", {"is_paused": False})
+
+    def trigger(self, dag_id: str, conf: dict[str, Any]) -> str:
+        """Start a run and return its run id."""
+        body = {"logical_date": None, "conf": conf}
+        return str(self._send("POST", f"/dags/{dag_id}/dagRuns", body)["dag_run_id"])
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        """Return the run's state."""
+        return str(self._get(f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        """Return the run's task instances."""
+        answer = self._get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")
+        return list(answer["task_instances"])
+
+    def result(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
+        """Return what a task pushed, or None."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}?deserialize=true"
+        answer = self._client.get(path)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return None
+        answer.raise_for_status()
+        return answer.json()["value"]
+
+    def log_lines(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> list[str]:
+        """Return the lines of a task's log as they are by now."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
+        answer = self._client.get(path, headers={"accept": "application/json"})
+        if answer.is_error:
+            return []  # a task that has only just started has no log yet
+        content = answer.json()["content"]
+        return [entry["event"] if isinstance(entry, dict) else str(entry) for entry in content]
+
+    def _get(self, path: str) -> dict[str, Any]:
+        answer = self._client.get(path)
+        answer.raise_for_status()
+        return dict(answer.json())
+
+    def _send(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = self._client.request(method, path, json=body)
+        if answer.is_error:
+            raise RuntimeError(f"Airflow refused {method} {path}: {answer.text}")
+        return dict(answer.json())

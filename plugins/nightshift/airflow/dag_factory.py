@@ -1,0 +1,107 @@
+"""A recipe becomes a DAG."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow.sdk import DAG, Param, chain
+from airflow.sdk.timezone import datetime
+
+from nightshift import names
+from nightshift.airflow.operators.conversion import ConvertToHuggingFaceOperator, ConvertToMaxTextOperator
+from nightshift.airflow.operators.export import ExportOperator
+from nightshift.airflow.operators.install import InstallMaxTextOperator
+from nightshift.airflow.operators.preflight import PreflightOperator
+from nightshift.airflow.operators.publish import PublishOperator
+from nightshift.airflow.operators.record import RecordOperator
+from nightshift.airflow.operators.train import TrainOperator
+from nightshift.airflow.operators.verdict import VerdictOperator
+from nightshift.airflow.operators.vm import CreateVmOperator, DeleteVmOperator, ReserveVmOperator
+from nightshift.recipe.form import form_fields
+
+if TYPE_CHECKING:
+    from nightshift.recipe import Recipe
+
+TAGS = ("nightshift", "grpo", "maxtext", "tpu")
+START_DATE = datetime(2026, 1, 1)
+
+
+def build_dag(recipe: Recipe) -> DAG:
+    """Return the DAG of a recipe.
+
+    The setup is the free reservation of a name, not the insert: a teardown does not run when its own setup
+    fails. No `dagrun_timeout`: it would mark the teardown as skipped and leave the VM running (Airflow 3.3).
+    """
+    with DAG(
+        dag_id=names.dag_id(recipe.name),
+        description=recipe.description,
+        doc_md=documentation(recipe),
+        schedule=recipe.schedule.cron if recipe.schedule.enabled else None,
+        start_date=START_DATE,
+        catchup=False,
+        max_active_runs=1,
+        params=params(recipe),
+        tags={*TAGS, recipe.model.name},
+        is_paused_upon_creation=True,
+    ) as dag:
+        reserve = ReserveVmOperator(recipe=recipe, task_id="reserve_vm")
+        export = ExportOperator(recipe=recipe, task_id="export")
+        publish = PublishOperator(recipe=recipe, task_id="publish")
+        delete = DeleteVmOperator(recipe=recipe, task_id="delete_vm")
+        record = RecordOperator(recipe=recipe, task_id="record", trigger_rule="all_done")
+        verdict = VerdictOperator(recipe=recipe, task_id="verdict")
+        chain(
+            reserve.as_setup(),
+            PreflightOperator(recipe=recipe, task_id="preflight"),
+            CreateVmOperator(recipe=recipe, task_id="create_vm"),
+            InstallMaxTextOperator(recipe=recipe, task_id="install_maxtext"),
+            ConvertToMaxTextOperator(recipe=recipe, task_id="convert_to_maxtext"),
+            TrainOperator(recipe=recipe, task_id="train"),
+            ConvertToHuggingFaceOperator(recipe=recipe, task_id="convert_to_huggingface"),
+            export,
+            [publish, delete.as_teardown(setups=reserve, on_failure_fail_dagrun=True)],
+            record.as_teardown(setups=reserve),
+            verdict.as_teardown(setups=reserve, on_failure_fail_dagrun=True),
+        )
+    return dag
+
+
+def params(recipe: Recipe) -> dict[str, Param]:
+    """Return the trigger form: what people change by hand, with types, bounds and sections."""
+    return {
+        field.name: Param(
+            title=field.title,
+            description=field.description,
+            section=field.section,
+            **field.schema,
+        )
+        for field in form_fields(recipe)
+    }
+
+
+def documentation(recipe: Recipe) -> str:
+    """Return the DAG's page in the UI."""
+    publish = f"`{recipe.publish.repo}`" if recipe.publish.enabled else "off"
+    return f"""\
+# {recipe.name}
+
+{recipe.description}
+
+| | |
+|---|---|
+| Model | `{recipe.model.repo}` at `{recipe.model.revision}` |
+| Data | `{recipe.dataset.repo}`, subset `{recipe.dataset.subset}` |
+| Training | GRPO, {recipe.training.num_batches} batches, evaluated before and after |
+| TPU | `{recipe.tpu.machine_type}` in `{recipe.tpu.zone}`, {recipe.tpu.provisioning.model} |
+| Exported to | `gs://{recipe.export.bucket}/{recipe.export.prefix}` |
+| Published to | {publish} |
+
+**reserve_vm** names the run's VM and costs nothing; it is the setup, so that **delete_vm** runs whatever happens
+after it. **preflight** checks everything that can be checked before anything is billed. The steps from
+**install_maxtext** to **export** run on the VM as detached jobs: their output is the task's log, and a retry attaches
+to the job that is running already. **record** writes `record.json` into the run's folder in the bucket. **verdict** is
+what makes the run green or red: green means trained, verified, exported and torn down.
+
+*If it is red*: open **verdict**, which names the task and the reason; fix that, then clear the failed task together
+with everything after it, or trigger a new run.
+"""

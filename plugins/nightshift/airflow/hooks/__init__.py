@@ -1,0 +1,1 @@
+"""Connections turned into clients: Compute Engine, Cloud Storage, SSH, the Hub."""

@@ -1,0 +1,1 @@
+"""One operator a step: each decides, submits and defers."""

@@ -1,0 +1,93 @@
+"""What every Nightshift operator shares: the recipe, the night, errors that leave a reason behind.
+
+Clients of Google, the Hub and SSH are imported where they are used, here and in the other operators: a DAG file is
+parsed every few seconds and must not wait for them.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowException, TaskDeferred
+
+from nightshift.airflow import retry
+from nightshift.airflow.night import Night
+from nightshift.errors import NightshiftError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow.sdk import BaseOperatorLink, Context
+
+    from nightshift.airflow.hooks.google import GoogleHook
+    from nightshift.airflow.hooks.hub import HubHook
+    from nightshift.airflow.hooks.ssh import VmSshHook
+    from nightshift.recipe import Recipe
+
+#: XCom key under which a failed task leaves {"reason", "message"} for the record and the verdict.
+ERROR_KEY = "error"
+
+
+class NightshiftOperator(BaseOperator):
+    """Base of all operators.
+
+    :param recipe: the recipe as its file says; the run's form values are laid over it when the task runs.
+    """
+
+    def __init__(self, *, recipe: Recipe, **kwargs: Any) -> None:
+        kwargs.setdefault("retries", retry.RETRIES)
+        kwargs.setdefault("retry_delay", retry.RETRY_DELAY)
+        kwargs.setdefault("retry_policy", retry.POLICY)
+        super().__init__(**kwargs)
+        self.recipe = recipe
+
+    @property
+    def google(self) -> GoogleHook:
+        """The Google connection."""
+        from nightshift.airflow.hooks.google import GoogleHook
+
+        return GoogleHook()
+
+    @property
+    def ssh(self) -> VmSshHook:
+        """The SSH connection."""
+        from nightshift.airflow.hooks.ssh import VmSshHook
+
+        return VmSshHook()
+
+    @property
+    def hub(self) -> HubHook:
+        """The Hub connection."""
+        from nightshift.airflow.hooks.hub import HubHook
+
+        return HubHook()
+
+    def night(self, context: Context) -> Night:
+        """Return this run's night."""
+        return Night.from_context(self.recipe, context)
+
+    @contextmanager
+    def reporting(self, context: Context) -> Iterator[None]:
+        """Leave an error's reason code behind for the record and the verdict, then let it go on its way."""
+        try:
+            yield
+        except TaskDeferred:
+            raise
+        except NightshiftError as error:
+            _push_error(context, error.reason, str(error))
+            raise
+        except AirflowException:
+            raise  # a skip or a failure that Airflow itself words
+        except Exception as error:
+            _push_error(context, "internal_error", f"{type(error).__name__}: {error}")
+            raise
+
+    def push_link(self, context: Context, link: BaseOperatorLink, address: str) -> None:
+        """Make a link's button work while the task still runs."""
+        context["ti"].xcom_push(key=link.xcom_key, value=address)
+
+
+def _push_error(context: Context, reason: str, message: str) -> None:
+    context["ti"].xcom_push(key=ERROR_KEY, value={"reason": reason, "message": message})

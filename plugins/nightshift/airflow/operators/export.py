@@ -1,0 +1,81 @@
+"""The trained model into the bucket: sent by the VM itself, verified from here."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from nightshift.airflow.links import BucketLink, VmLink, bucket_address
+from nightshift.airflow.operators.remote_step import RemoteStepOperator, Work
+from nightshift.errors import VerificationFailed
+from nightshift.export.manifest import Manifest
+from nightshift.export.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow.sdk import BaseOperatorLink, Context
+
+    from nightshift.airflow.night import Night
+    from nightshift.airflow.operators.remote_step import Site
+    from nightshift.remote.client import RemoteHost
+
+UPLOADER = files("nightshift.export").joinpath("uploader.py")
+UPLOADER_ON_VM = "~/.nightshift/uploader.py"
+
+
+class ExportOperator(RemoteStepOperator):
+    """Uploads the exported folder from the VM and checks every file against what the bucket says.
+
+    No byte of the model passes through the Airflow worker.
+    """
+
+    step = "export"
+    operator_extra_links: ClassVar[Sequence[BaseOperatorLink]] = (VmLink(), BucketLink())
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Show where it goes, then do it."""
+        bucket = self.night(context).bucket
+        address = bucket_address(bucket.bucket, bucket.run_prefix, self.google.storage_endpoint)
+        self.push_link(context, BucketLink(), address)
+        return super().execute(context)
+
+    def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
+        """Run the uploader with the MaxText environment's Python."""
+        bucket = site.night.bucket
+        arguments = {
+            "--source": site.layout.hf_trained,
+            "--bucket": bucket.bucket,
+            "--prefix": bucket.model_prefix,
+            "--manifest": bucket.manifest,
+            "--run": site.night.run,
+        }
+        options = " ".join(f"{option} {shlex.quote(value)}" for option, value in arguments.items())
+        script = f"exec {shlex.quote(site.layout.python)} -u {UPLOADER_ON_VM} {options}\n"
+        return Work(script=script, files={UPLOADER_ON_VM: UPLOADER.read_bytes()})
+
+    def limit(self, night: Night) -> float:
+        """Return the recipe's limit in minutes."""
+        return night.recipe.timeouts.export
+
+    async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
+        """Verify the copy and return where it is."""
+        bucket = site.night.bucket
+        storage = self.google.storage(bucket.bucket)
+        text = storage.read_text(bucket.manifest)
+        if text is None:
+            raise VerificationFailed(
+                f"{bucket.uri(bucket.manifest)} does not exist although the upload said that it was done",
+                next_step="clear this task: it sends what is missing",
+            )
+        manifest = Manifest.from_json(text)
+        verify(manifest, storage.list(bucket.model_prefix), where=bucket.uri(bucket.model_prefix))
+        self.log.info("%d files verified by size and crc32c", len(manifest.files))
+        return {
+            "gcs_uri": bucket.uri(bucket.model_prefix),
+            "files": len(manifest.files),
+            "total_bytes": manifest.total_bytes,
+            "manifest_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        }

@@ -1,0 +1,41 @@
+"""MaxText's environment on the VM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nightshift.airflow import paths
+from nightshift.airflow.operators.remote_step import RemoteStepOperator, Work
+from nightshift.maxtext.commands import install_environment
+from nightshift.maxtext.install import install_script, installed_packages, read_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nightshift.airflow.night import Night
+    from nightshift.airflow.operators.remote_step import Site
+    from nightshift.remote.client import RemoteHost
+
+
+class InstallMaxTextOperator(RemoteStepOperator):
+    """Wraps the installation: system packages, uv, Python, MaxText and its post-training dependencies."""
+
+    step = "install_maxtext"
+
+    def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
+        """Install, unless the environment is complete already."""
+        recipe = site.night.recipe
+        return Work(
+            script=install_script(recipe, site.layout, read_lock(recipe, paths.VM_FILES)),
+            env=install_environment(recipe, site.layout),
+        )
+
+    def limit(self, night: Night) -> float:
+        """Return the recipe's limit in minutes."""
+        return night.recipe.timeouts.install
+
+    async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
+        """Return the packages that are installed."""
+        packages = installed_packages(log.splitlines())
+        self.log.info("%d packages in %s", len(packages), site.layout.venv)
+        return {"freeze": list(packages), "python": site.night.recipe.software.python}

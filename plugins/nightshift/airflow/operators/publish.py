@@ -1,0 +1,67 @@
+"""The exported model onto the Hub, from the bucket, in one commit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk.exceptions import AirflowSkipException
+
+from nightshift.airflow.links import HubLink, hub_address
+from nightshift.airflow.operators.base import NightshiftOperator
+from nightshift.errors import VerificationFailed
+from nightshift.export.manifest import Manifest
+from nightshift.export.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from airflow.sdk import BaseOperatorLink, Context
+
+    from nightshift.export.manifest import FileEntry
+
+
+class PublishOperator(NightshiftOperator):
+    """Publishes what the manifest lists, file by file from the bucket; skipped when publishing is turned off.
+
+    It needs no VM, so it runs beside the VM's deletion.
+    """
+
+    operator_extra_links: ClassVar[Sequence[BaseOperatorLink]] = (HubLink(),)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Publish and verify; return repository, commit and address."""
+        from nightshift.hub.publish import publish
+
+        with self.reporting(context):
+            night = self.night(context)
+            wanted = night.recipe.publish
+            if not wanted.enabled or wanted.repo is None:
+                raise AirflowSkipException("Publishing is turned off for this run")
+            bucket = night.bucket
+            storage = self.google.storage(bucket.bucket)
+            text = storage.read_text(bucket.manifest)
+            if text is None:
+                raise VerificationFailed(
+                    f"{bucket.uri(bucket.manifest)} does not exist, so nothing is known to be complete",
+                    next_step="clear export together with what follows it",
+                )
+            manifest = Manifest.from_json(text)
+            verify(manifest, storage.list(bucket.model_prefix), where=bucket.uri(bucket.model_prefix))
+
+            def fetch(entry: FileEntry, path: Path) -> None:
+                self.log.info("Fetching %s (%d bytes)", entry.path, entry.size)
+                storage.download(f"{bucket.model_prefix}/{entry.path}", path)
+
+            published = publish(
+                self.hub.api(),
+                wanted.repo,
+                private=wanted.private,
+                manifest=manifest,
+                fetch=fetch,
+                message=f"Nightshift run {night.run}",
+            )
+            self.push_link(context, HubLink(), hub_address(self.hub.endpoint, published.repo))
+            self.log.info("%s holds run %s as commit %s", published.repo, night.run, published.commit)
+            return asdict(published)

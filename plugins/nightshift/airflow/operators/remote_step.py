@@ -1,0 +1,280 @@
+"""A step on the VM: start its job or attach to it, defer while it runs, judge how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk.exceptions import TaskDeferralTimeout
+
+from nightshift import names
+from nightshift.airflow.links import VmLink
+from nightshift.airflow.log_view import LogView
+from nightshift.airflow.night import pulled
+from nightshift.airflow.operators.base import NightshiftOperator
+from nightshift.airflow.operators.vm import compute_of
+from nightshift.airflow.triggers.remote_job import RemoteJobTrigger
+from nightshift.errors import (
+    CloudUnavailable,
+    DeadlineExceeded,
+    HostUnreachable,
+    JobLost,
+    NightshiftError,
+    VmLost,
+)
+from nightshift.maxtext.outcome import diagnose
+from nightshift.remote.job import JobSpec, JobState
+from nightshift.tpu.lease import is_ours
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow.sdk import BaseOperatorLink, Context
+
+    from nightshift.airflow.night import Night
+    from nightshift.names import VmLayout
+    from nightshift.remote.client import RemoteHost
+    from nightshift.remote.job import CompletionRule, JobStatus, SshTarget
+    from nightshift.remote.protocol import LogChunk
+    from nightshift.tpu.api import Instance
+
+#: Seconds for which a new job is watched before the task defers: a step that finds its result already there is over
+#: by then, and a task that resumes at once after deferring can lose a race in the scheduler (Airflow 3.3).
+QUICK_SECONDS = 5.0
+TAIL_LINES = 400
+LEAST_TIMEOUT = 30.0  # seconds that even a re-attached job past its limit gets, to tell its end
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step runs.
+
+    :param script: bash, as it goes into the record.
+    :param env: variables that anyone may see.
+    :param secret_env: variables that no file, log or process list may show.
+    :param files: contents by path on the VM, put there before the job starts.
+    """
+
+    script: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    completion: CompletionRule | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a step runs: the night, the VM as it is now, the folders on it."""
+
+    night: Night
+    instance: Instance
+    target: SshTarget
+    layout: VmLayout
+
+    def job_id(self, step: str) -> str:
+        """Return the id of the step's job on this VM incarnation."""
+        return names.job_id(self.night.run, step, self.instance.instance_id)
+
+
+class RemoteStepOperator(NightshiftOperator):
+    """Base of the operators that wrap a command on the VM.
+
+    Subclasses say what to run (`work`), how long it may take (`limit`) and what its end means (`figures`).
+    Starting twice is starting once: a retry finds the job of the first try by its id and attaches to it.
+    """
+
+    step: ClassVar[str]
+    operator_extra_links: ClassVar[Sequence[BaseOperatorLink]] = (VmLink(),)
+
+    @abstractmethod
+    def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
+        """Return what to run. `resolved` is what preflight found the revisions to be."""
+
+    @abstractmethod
+    def limit(self, night: Night) -> float:
+        """Return how long the step may take, in minutes."""
+
+    def total_steps(self, night: Night) -> int:
+        """Return how many steps the progress counts to; 0 for a step that is no training."""
+        return 0
+
+    async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
+        """Return what the step produced, for the log and the record. Raises when it did not do what it had to."""
+        return {}
+
+    def execute(self, context: Context) -> dict[str, Any]:  # noqa: RET503  defer() does not return
+        """Start or attach, watch for a moment, and defer while the job runs."""
+        with self.reporting(context):
+            site = self._site(context)
+            view = LogView(self.log, self.total_steps(site.night))
+            offset = 0
+
+            def shown(chunk: LogChunk) -> None:
+                nonlocal offset
+                view.feed(chunk)
+                offset = chunk.offset + len(chunk.data)
+
+            work = self.work(site, self._resolved(context))
+            status = asyncio.run(self._start(site, work, shown))
+            if status.state is not JobState.RUNNING:
+                view.close()
+                return self._conclude(context, site)
+            limit = self.limit(site.night) * 60
+            used = time.time() - (status.started_at or time.time())
+            self.defer(
+                trigger=RemoteJobTrigger(
+                    job_id=site.job_id(self.step),
+                    address=site.target.host,
+                    host_keys=list(site.target.host_keys),
+                    ssh_conn_id=self.ssh.ssh_conn_id,
+                    offset=offset,
+                    total_steps=self.total_steps(site.night),
+                ),
+                method_name="finish",
+                timeout=timedelta(seconds=max(LEAST_TIMEOUT, limit - used)),
+            )
+
+    def finish(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Judge how the job ended, from what the VM says now."""
+        with self.reporting(context):
+            site = self._site(context)  # raises VmLost when silence means that the VM is gone
+            if not event["ended"]:
+                raise HostUnreachable(
+                    f"{site.instance.name} is RUNNING, but its SSH server does not answer",
+                    next_step="nothing: the next try attaches to the job again",
+                    billed=f"instance {site.instance.zone}/{site.instance.name}",
+                )
+            return self._conclude(context, site)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Resume after the deferral; a deferral that timed out stops the job first."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout as error:
+            with self.reporting(context):
+                site = self._site(context)
+                asyncio.run(self._stop(site))
+                raise DeadlineExceeded(
+                    f"step {self.step} of run {site.night.run} took longer than {self.limit(site.night):g} minutes "
+                    "and was stopped",
+                    next_step=f"raise timeouts.{self.step} in the recipe if it needs longer",
+                ) from error
+
+    def _site(self, context: Context) -> Site:
+        night = self.night(context)
+        compute = compute_of(self, night)
+        zone, name = night.recipe.tpu.zone, names.instance_name(night.run)
+        instance = compute.get_instance(zone, name)
+        if instance is None or instance.status != "RUNNING" or not is_ours(instance, night.run):
+            state = "does not exist" if instance is None else f"is {instance.status}"
+            raise VmLost(
+                f"instance {zone}/{name} {state}",
+                next_step="clear create_vm together with all that follows it; every step finds what is there already",
+            )
+        keys = compute.host_keys(zone, name)
+        revision = self._resolved(context)["model_revision"]
+        return Site(
+            night=night,
+            instance=instance,
+            target=self.ssh.target(instance.address or "", keys),
+            layout=night.vm_layout(revision),
+        )
+
+    def _resolved(self, context: Context) -> dict[str, Any]:
+        resolved = pulled(context, "preflight")
+        if not resolved:
+            raise CloudUnavailable(
+                "preflight has not said what the model's revision is",
+                next_step="clear preflight with what follows it",
+            )
+        return dict(resolved)
+
+    async def _start(self, site: Site, work: Work, shown: Any) -> JobStatus:
+        from nightshift.remote.client import connect
+
+        spec = JobSpec(
+            job_id=site.job_id(self.step),
+            script=work.script,
+            env=work.env,
+            secret_env=work.secret_env,
+            completion=work.completion,
+        )
+        async with connect(site.target) as host:
+            for path, content in work.files.items():
+                await host.put(path, content)
+            status = await host.start(spec)
+            verb = "Attached to" if status.already_known else "Started"
+            self.log.info(
+                "%s job %s on %s (%s), attempt %d",
+                verb,
+                spec.job_id,
+                site.instance.name,
+                site.target.host,
+                status.attempt,
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(QUICK_SECONDS):
+                    async for part in host.follow(spec.job_id):
+                        if hasattr(part, "data"):
+                            shown(part)
+            return await host.status(spec.job_id)
+
+    async def _stop(self, site: Site) -> None:
+        from nightshift.remote.client import connect
+
+        async with connect(site.target) as host:
+            await host.stop(site.job_id(self.step))
+
+    def _conclude(self, context: Context, site: Site) -> dict[str, Any]:
+        return asyncio.run(self._conclude_on(context, site))
+
+    async def _conclude_on(self, context: Context, site: Site) -> dict[str, Any]:
+        from nightshift.remote.client import connect
+
+        async with connect(site.target) as host:
+            status = await host.status(site.job_id(self.step))
+            log = await host.read_log(status.job_id)
+            kept = self._keep_log(site, log)
+            text = log.decode(errors="replace")
+            self._raise_if_failed(status, text)
+            figures = await self.figures(site, host, text)
+        for name, value in figures.items():
+            if isinstance(value, (str, int, float)):
+                self.log.info(">> %s: %s", name, value)
+        work = self.work(site, self._resolved(context))
+        return {
+            "step": self.step,
+            "script": work.script,
+            "seconds": status.seconds,
+            "attempts": status.attempt,
+            "ended_by": status.ended_by,
+            "log": kept,
+            "figures": figures,
+        }
+
+    def _keep_log(self, site: Site, log: bytes) -> str | None:
+        name = site.night.bucket.log(self.step)
+        try:
+            self.google.storage(site.night.bucket.bucket).write_bytes(name, log, content_type="text/plain")
+        except NightshiftError as error:
+            # The step's own end matters more than its log: a training is not lost for this.
+            self.log.warning("The log could not be kept in the bucket: %s", error)
+            return None
+        return site.night.bucket.uri(name)
+
+    def _raise_if_failed(self, status: JobStatus, text: str) -> None:
+        if status.succeeded:
+            if status.ended_by:
+                self.log.warning("Counted as success although it did not exit: %s", status.ended_by)
+            return
+        if status.state is JobState.LOST:
+            raise JobLost(
+                f"the job of step {self.step} ended without an exit code ({status.ended_by or 'its process is gone'})",
+                next_step="nothing: the next try starts it again, from what is there already",
+            )
+        raise diagnose(self.step, text.splitlines()[-TAIL_LINES:], status.exit_code)

@@ -1,0 +1,79 @@
+"""GRPO training."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from nightshift.airflow.operators.remote_step import RemoteStepOperator, Work
+from nightshift.maxtext import logs
+from nightshift.maxtext.commands import expected_steps, training_environment
+from nightshift.maxtext.outcome import completion_rule, training_outcome
+from nightshift.maxtext.scripts import list_steps_script, train_log, train_script
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nightshift.airflow.night import Night
+    from nightshift.airflow.operators.remote_step import Site
+    from nightshift.remote.client import RemoteHost
+
+SHORT_CALL = 60.0  # seconds
+
+
+class TrainOperator(RemoteStepOperator):
+    """Wraps `maxtext.trainers.post_train.rl.train_rl`. A retry resumes at the last checkpoint.
+
+    Success is an exit code of 0 (or the known hang at exit), the final checkpoint, and the evaluation after it.
+    """
+
+    step = "train"
+
+    def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
+        """Train on the dataset's resolved commit."""
+        recipe = site.night.recipe
+        return Work(
+            script=train_script(recipe, site.layout, resolved["dataset_revision"]),
+            env={**training_environment(recipe, site.layout), **self.hub.vm_environment()},
+            secret_env={"HF_TOKEN": self.hub.token()},
+            completion=completion_rule(recipe, site.layout),
+        )
+
+    def limit(self, night: Night) -> float:
+        """Return the recipe's limit in minutes."""
+        return night.recipe.timeouts.train
+
+    def total_steps(self, night: Night) -> int:
+        """Return how many steps the progress counts to."""
+        return expected_steps(night.recipe)
+
+    async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
+        """Judge the training by all that it has to leave, and return what it measured."""
+        listing = await host.run(list_steps_script(site.layout), timeout=SHORT_CALL)
+        # The file has the log of every attempt: a resumed one calls the restored model "before training".
+        whole = await host.run(f"cat {train_log(site.layout)}", timeout=SHORT_CALL)
+        trained = logs.summarize(whole.stdout.decode(errors="replace").splitlines())
+        result = training_outcome(
+            trained,
+            await host.status(site.job_id(self.step)),
+            logs.latest_step(listing.stdout.decode()),
+            expected_steps(site.night.recipe),
+        )
+        evaluations = [e for e in (result.before, result.after) if e is not None]
+        for evaluation in evaluations:
+            self.log.info(">> %s", logs.describe(evaluation))
+        return {
+            "step": result.step,
+            "hung_at_exit": result.hung_at_exit,
+            "before": _counts(result.before),
+            "after": _counts(result.after),
+            "metrics": [
+                {"step": step.step, "values": {"loss": step.loss}}
+                for step in trained.steps
+                if math.isfinite(step.loss)
+            ],
+        }
+
+
+def _counts(evaluation: logs.Evaluation | None) -> dict[str, int] | None:
+    return None if evaluation is None else {"correct": round(evaluation.correct), "total": evaluation.total}
