@@ -36,8 +36,8 @@ class StorageServer:
     """One fake-gcs-server on `settings.port + 1` with the rehearsal bucket in it.
 
     The server is the child of the thread that calls `start`, and the kernel kills it when that thread ends,
-    however it ends (PR_SET_PDEATHSIG follows the forking thread, not the process). So call `start` on the event
-    loop of the thread that lives as long as the local cloud.
+    however it ends (PR_SET_PDEATHSIG follows the forking thread, not the process). So call `start` on the
+    event loop of the thread that lives as long as the local cloud.
 
     :param settings: where objects are kept and which port is served.
     """
@@ -70,8 +70,8 @@ class StorageServer:
         await asyncio.to_thread(_prepare_root, root)
         self._refuse_taken_port()
         address = f"{self._host}:{self._port}"
-        # setpriv arms the death signal and then becomes the server; a preexec_fn would run Python between fork
-        # and exec in a process that has threads.
+        # setpriv arms the death signal and then becomes the server; a preexec_fn would run Python between
+        # fork and exec in a process that has threads.
         command = [
             *("setpriv", "--pdeathsig", "KILL", "--"),
             str(_binary()),
