@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator
+import uuid
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from google.cloud import storage
-
 from nightshift.export.storage import Storage, storage_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from google.cloud import storage
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def model_folder(tmp_path: Path) -> Path:
     }
     for name, text in texts.items():
         (folder / name).write_text(text)
-    noise = random.Random(7)
+    noise = random.Random(7)  # noqa: S311  test data
     (folder / "model-00001-of-00002.safetensors").write_bytes(noise.randbytes(300_000))
     (folder / "model-00002-of-00002.safetensors").write_bytes(noise.randbytes(9 * 2**20))
     return folder
@@ -55,9 +58,15 @@ def store(cloud: Any, client: storage.Client) -> Storage:
     return Storage(client, cloud.bucket, retry_seconds=5)
 
 
+@pytest.fixture
+def place() -> str:
+    """A folder in the bucket that no other test uses."""
+    return f"test-{uuid.uuid4().hex[:8]}"
+
+
 @contextmanager
 def refusing_storage(status: int, message: str) -> Iterator[tuple[str, list[str]]]:
-    """Serve a Cloud Storage that answers everything with one error; yield its address and the requests it saw."""
+    """Serve a Cloud Storage that refuses everything; yield its address and the requests that it saw."""
     seen: list[str] = []
 
     class Refuse(BaseHTTPRequestHandler):
@@ -71,9 +80,9 @@ def refusing_storage(status: int, message: str) -> Iterator[tuple[str, list[str]
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815  named by http.server
+        do_GET = do_POST = do_PUT = do_DELETE = answer
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        def log_message(self, format: str, *args: object) -> None:
             """Say nothing: the requests are in `seen`."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Refuse)

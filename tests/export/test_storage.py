@@ -3,63 +3,66 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from google.cloud import storage
-
 from nightshift.errors import AccessDenied, CloudUnavailable, ConfigurationRefused, VerificationFailed
 from nightshift.export.storage import GenerationMismatch, Storage, storage_client
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from google.cloud import storage
 
 #: google-cloud-storage leaves the body of a refused download unread and its socket to the garbage collector.
 UNREAD = "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
 
 
-def test_text_comes_back_as_it_was_written(store: Storage) -> None:
-    generation = store.write_text("runs/a/record.json", "größer\n", content_type="application/json")
-    assert store.read_text("runs/a/record.json") == "größer\n"
-    assert store.read_text_and_generation("runs/a/record.json") == ("größer\n", generation)
+def test_text_comes_back_as_it_was_written(store: Storage, place: str) -> None:
+    generation = store.write_text(f"{place}/runs/a/record.json", "größer\n", content_type="application/json")
+    assert store.read_text(f"{place}/runs/a/record.json") == "größer\n"
+    assert store.read_text_and_generation(f"{place}/runs/a/record.json") == ("größer\n", generation)
 
 
-def test_a_missing_object_is_none(store: Storage) -> None:
-    assert store.read_text("runs/none/record.json") is None
+def test_a_missing_object_is_none(store: Storage, place: str) -> None:
+    assert store.read_text(f"{place}/runs/none/record.json") is None
 
 
-def test_a_conditional_write_never_overwrites_somebody_elses(store: Storage) -> None:
-    first = store.write_text("runs/a/record.json", "1", if_generation=0)
-    store.write_text("runs/a/record.json", "2", if_generation=first)
+def test_a_conditional_write_never_overwrites_somebody_elses(store: Storage, place: str) -> None:
+    first = store.write_text(f"{place}/runs/a/record.json", "1", if_generation=0)
+    store.write_text(f"{place}/runs/a/record.json", "2", if_generation=first)
     for stale in (0, first):
         with pytest.raises(GenerationMismatch) as raised:
-            store.write_text("runs/a/record.json", "3", if_generation=stale)
+            store.write_text(f"{place}/runs/a/record.json", "3", if_generation=stale)
         assert raised.value.retryable
-    assert store.read_text("runs/a/record.json") == "2"
+    assert store.read_text(f"{place}/runs/a/record.json") == "2"
 
 
-def test_a_listing_is_relative_and_keeps_to_its_folder(store: Storage) -> None:
-    store.write_bytes("runs/a/model/config.json", b"{}")
-    store.write_bytes("runs/a/model/sub/x", b"abc")
-    store.write_bytes("runs/a/model-2/config.json", b"{}")
-    found = store.list("runs/a/model")
+def test_a_listing_is_relative_and_keeps_to_its_folder(store: Storage, place: str) -> None:
+    store.write_bytes(f"{place}/runs/a/model/config.json", b"{}")
+    store.write_bytes(f"{place}/runs/a/model/sub/x", b"abc")
+    store.write_bytes(f"{place}/runs/a/model-2/config.json", b"{}")
+    found = store.list(f"{place}/runs/a/model")
+    assert store.list(f"/{place}/runs/a/model/") == found
     assert sorted(found) == ["config.json", "sub/x"]
     assert found["sub/x"].size == 3
     assert found["sub/x"].crc32c == "Nks/tw=="  # RFC 3720's polynomial over b"abc", big-endian
 
 
-def test_the_probe_leaves_nothing_behind(store: Storage) -> None:
-    store.probe_writable("nightly")
-    assert store.list("") == {}
+def test_the_probe_leaves_nothing_behind(store: Storage, place: str) -> None:
+    store.probe_writable(place)
+    assert store.list(place) == {}
 
 
-def test_a_download_is_the_object(store: Storage, tmp_path: Path) -> None:
-    store.write_bytes("runs/a/model/config.json", b"{}")
-    store.download("runs/a/model/config.json", tmp_path / "config.json")
+def test_a_download_is_the_object(store: Storage, place: str, tmp_path: Path) -> None:
+    store.write_bytes(f"{place}/runs/a/model/config.json", b"{}")
+    store.download(f"{place}/runs/a/model/config.json", tmp_path / "config.json")
     assert (tmp_path / "config.json").read_bytes() == b"{}"
 
 
-def test_downloading_what_is_missing_leaves_no_file(store: Storage, tmp_path: Path) -> None:
-    with pytest.raises(VerificationFailed, match="runs/a/none does not exist"):
-        store.download("runs/a/none", tmp_path / "none")
+def test_downloading_what_is_missing_leaves_no_file(store: Storage, place: str, tmp_path: Path) -> None:
+    with pytest.raises(VerificationFailed, match=f"{place}/runs/a/none does not exist"):
+        store.download(f"{place}/runs/a/none", tmp_path / "none")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,30 +5,42 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from google.cloud import storage
-
 from nightshift.export import uploader
 from nightshift.export.manifest import FileEntry, Manifest
-from nightshift.export.storage import Storage
 from nightshift.export.verify import verify
 
-PREFIX = "nightly/runs/demo-1/model"
-MANIFEST = "nightly/runs/demo-1/manifest.json"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from google.cloud import storage
+    from nightshift.export.storage import Storage
+
+
+@pytest.fixture
+def run(place: str) -> str:
+    """The run's folder in the bucket."""
+    return f"{place}/runs/demo-1"
 
 
 def upload(
-    source: Path, endpoint: str, bucket: str, *more: str, prefix: str = PREFIX
+    source: Path, endpoint: str, bucket: str, run: str, *more: str, prefix: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
             sys.executable,
             uploader.__file__,
-            *("--source", str(source), "--bucket", bucket, "--prefix", prefix),
-            *("--manifest", MANIFEST, "--workers", "3", "--retry-seconds", "2", *more),
+            *(
+                "--source",
+                str(source),
+                "--bucket",
+                bucket,
+                "--prefix",
+                f"{run}/model" if prefix is None else prefix,
+            ),
+            *("--manifest", f"{run}/manifest.json", "--workers", "3", "--retry-seconds", "2", *more),
         ],
         env={**os.environ, "STORAGE_EMULATOR_HOST": endpoint},
         capture_output=True,
@@ -38,74 +50,84 @@ def upload(
     )
 
 
-def manifest_in(store: Storage) -> Manifest:
-    text = store.read_text(MANIFEST)
+def manifest_in(store: Storage, run: str) -> Manifest:
+    text = store.read_text(f"{run}/manifest.json")
     assert text is not None
     return Manifest.from_json(text)
 
 
-def test_a_folder_arrives_whole_and_verifies(cloud: Any, store: Storage, model_folder: Path) -> None:
-    done = upload(model_folder, cloud.storage_endpoint, cloud.bucket)
+def test_a_folder_arrives_whole_and_verifies(
+    cloud: Any, store: Storage, model_folder: Path, run: str
+) -> None:
+    done = upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
     assert done.returncode == 0, done.stderr
-    manifest = manifest_in(store)
+    manifest = manifest_in(store, run)
     assert manifest.run == "demo-1"
     assert [entry.path for entry in manifest.files] == sorted(path.name for path in model_folder.iterdir())
-    verify(manifest, store.list(PREFIX), where="the bucket")
+    verify(manifest, store.list(f"{run}/model"), where="the bucket")
     assert "sent 8/8 files" in done.stdout
     assert "MB/s" in done.stdout
 
 
-def test_what_is_there_is_not_sent_again(cloud: Any, bucket: storage.Bucket, model_folder: Path) -> None:
-    upload(model_folder, cloud.storage_endpoint, cloud.bucket)
-    before = {blob.name: blob.generation for blob in bucket.list_blobs()}
-    again = upload(model_folder, cloud.storage_endpoint, cloud.bucket)
+def test_what_is_there_is_not_sent_again(
+    cloud: Any, bucket: storage.Bucket, model_folder: Path, run: str
+) -> None:
+    upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
+    before = {blob.name: blob.generation for blob in bucket.list_blobs(prefix=run)}
+    again = upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
     assert again.returncode == 0, again.stderr
     assert "0 to send, 8 already there, 0 stale" in again.stdout
-    assert {blob.name: blob.generation for blob in bucket.list_blobs()} == before
+    assert {blob.name: blob.generation for blob in bucket.list_blobs(prefix=run)} == before
 
 
 def test_a_damaged_object_is_replaced_and_stale_objects_go(
-    cloud: Any, store: Storage, bucket: storage.Bucket, model_folder: Path
+    cloud: Any, store: Storage, bucket: storage.Bucket, model_folder: Path, run: str
 ) -> None:
-    upload(model_folder, cloud.storage_endpoint, cloud.bucket)
-    bucket.blob(f"{PREFIX}/tokenizer_config.json").upload_from_string("[]")  # as long as {}
-    bucket.blob(f"{PREFIX}/model-00003-of-00003.safetensors").upload_from_string("an earlier try")
-    bucket.blob("nightly/runs/demo-1/model-notes.txt").upload_from_string("beside the prefix, not below it")
-    again = upload(model_folder, cloud.storage_endpoint, cloud.bucket)
+    upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
+    bucket.blob(f"{run}/model/tokenizer_config.json").upload_from_string("[]")  # as long as {}
+    bucket.blob(f"{run}/model/model-00003-of-00003.safetensors").upload_from_string("an earlier try")
+    bucket.blob(f"{run}/model-notes.txt").upload_from_string("beside the prefix, not below it")
+    again = upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
     assert again.returncode == 0, again.stderr
     assert "1 to send, 7 already there, 1 stale" in again.stdout
-    verify(manifest_in(store), store.list(PREFIX), where="the bucket")
-    assert store.read_text("nightly/runs/demo-1/model-notes.txt") is not None
+    verify(manifest_in(store, run), store.list(f"{run}/model"), where="the bucket")
+    assert store.read_text(f"{run}/model-notes.txt") is not None
 
 
 def test_a_manifest_never_describes_an_incomplete_copy(
-    cloud: Any, store: Storage, model_folder: Path
+    cloud: Any, store: Storage, model_folder: Path, run: str
 ) -> None:
-    upload(model_folder, cloud.storage_endpoint, cloud.bucket)
+    upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
     (model_folder / "config.json").unlink()
     (model_folder / "config.json").symlink_to("/etc/hostname")
-    failed = upload(model_folder, cloud.storage_endpoint, cloud.bucket)
+    failed = upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
     assert failed.returncode == uploader.EXIT_SOURCE
-    verify(manifest_in(store), store.list(PREFIX), where="the bucket")  # nothing was touched
+    verify(manifest_in(store, run), store.list(f"{run}/model"), where="the bucket")  # nothing was touched
 
 
 def test_the_manifest_goes_before_anything_changes(
-    client: storage.Client, cloud: Any, store: Storage, model_folder: Path
+    client: storage.Client, cloud: Any, store: Storage, model_folder: Path, run: str
 ) -> None:
-    upload(model_folder, cloud.storage_endpoint, cloud.bucket)
+    upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
     (model_folder / "config.json").write_text("{}")
     seen: list[bool] = []
 
     class Watched(uploader.Exporter):
         def _send(self, entries: list[uploader.Entry]) -> None:
-            seen.append(store.read_text(MANIFEST) is None)
+            seen.append(store.read_text(f"{run}/manifest.json") is None)
             super()._send(entries)
 
     Watched(
-        model_folder, client.bucket(cloud.bucket), PREFIX, MANIFEST, run="demo-1", workers=2, retry_seconds=5
+        model_folder,
+        client.bucket(cloud.bucket),
+        f"{run}/model",
+        f"{run}/manifest.json",
+        run="demo-1",
+        workers=2,
+        retry_seconds=5,
     ).export()
     assert seen == [True]
-    assert manifest_in(store).total_bytes == sum(path.stat().st_size for path in model_folder.iterdir())
+    assert manifest_in(store, run).total_bytes == sum(path.stat().st_size for path in model_folder.iterdir())
 
 
 def test_uploader_and_manifest_agree(model_folder: Path) -> None:
@@ -120,13 +142,13 @@ def test_uploader_and_manifest_agree(model_folder: Path) -> None:
 
 
 def test_subfolders_and_links_inside_the_folder_are_followed(
-    cloud: Any, store: Storage, model_folder: Path
+    cloud: Any, store: Storage, model_folder: Path, run: str
 ) -> None:
     (model_folder / "extra").mkdir()
     (model_folder / "extra" / "notes.txt").write_text("x")
     (model_folder / "alias.json").symlink_to(model_folder / "config.json")
-    assert upload(model_folder, cloud.storage_endpoint, cloud.bucket).returncode == 0
-    paths = [entry.path for entry in manifest_in(store).files]
+    assert upload(model_folder, cloud.storage_endpoint, cloud.bucket, run).returncode == 0
+    paths = [entry.path for entry in manifest_in(store, run).files]
     assert "extra/notes.txt" in paths
     assert "alias.json" in paths
 
@@ -141,7 +163,7 @@ def test_a_source_that_cannot_be_exported_is_named(tmp_path: Path, kind: str) ->
     if kind == "folder link":
         (source / "real").mkdir()
         (source / "link").symlink_to(source / "real")
-    done = upload(source, "http://127.0.0.1:9", "any", "--workers", "1")
+    done = upload(source, "http://127.0.0.1:9", "any", "demo-1", "--workers", "1")
     assert done.returncode == uploader.EXIT_SOURCE
     assert done.stderr.startswith("error: ")
     assert str(source) in done.stderr
@@ -149,7 +171,7 @@ def test_a_source_that_cannot_be_exported_is_named(tmp_path: Path, kind: str) ->
 
 
 def test_a_missing_bucket_is_named_with_the_command_that_makes_it(cloud: Any, model_folder: Path) -> None:
-    done = upload(model_folder, cloud.storage_endpoint, "no-such-bucket")
+    done = upload(model_folder, cloud.storage_endpoint, "no-such-bucket", "demo-1")
     assert done.returncode == uploader.EXIT_BUCKET
     assert "gcloud storage buckets create gs://no-such-bucket" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -157,7 +179,7 @@ def test_a_missing_bucket_is_named_with_the_command_that_makes_it(cloud: Any, mo
 
 def test_a_missing_permission_names_role_and_scope(refusing: Any, model_folder: Path) -> None:
     with refusing(403, "sa@p.iam does not have storage.objects.list access") as (endpoint, seen):
-        done = upload(model_folder, endpoint, "closed")
+        done = upload(model_folder, endpoint, "closed", "demo-1")
     assert done.returncode == uploader.EXIT_ACCESS
     assert "roles/storage.objectAdmin" in done.stderr
     assert "cloud-platform" in done.stderr
@@ -168,14 +190,14 @@ def test_a_failing_service_is_retried_and_then_reported_as_retryable(
     refusing: Any, model_folder: Path
 ) -> None:
     with refusing(503, "backend error") as (endpoint, seen):
-        done = upload(model_folder, endpoint, "any")
+        done = upload(model_folder, endpoint, "any", "demo-1")
     assert done.returncode == uploader.EXIT_UNAVAILABLE
     assert len(seen) > len(set(seen))
     assert "Traceback" not in done.stderr
 
 
 def test_an_empty_prefix_is_refused(model_folder: Path) -> None:
-    done = upload(model_folder, "http://127.0.0.1:9", "any", prefix="/")
+    done = upload(model_folder, "http://127.0.0.1:9", "any", "demo-1", prefix="/")
     assert done.returncode == 2
     assert "--prefix" in done.stderr
 

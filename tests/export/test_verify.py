@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-
 from nightshift.errors import VerificationFailed
 from nightshift.export.manifest import FileEntry, Manifest
 from nightshift.export.verify import MismatchKind, StoredObject, compare, missing_requirements, verify

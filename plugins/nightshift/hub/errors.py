@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 
 TOKENS_URL = "https://huggingface.co/settings/tokens"
 
-#: Everything that a call of HfApi raises because of the network or the server's answer. The client's own
-#: mistakes (a malformed repository id) are HFValidationError.
+#: Everything that a call of HfApi raises because of the network, the server's answer, or what it was given:
+#: the client says ValueError for a malformed repository id, a card with wrong metadata, a file that LFS refuses.
 HUB_ERRORS = (
     hub.HfHubHTTPError,
-    hub.HFValidationError,
     hub.LocalTokenNotFoundError,
     hub.LocalEntryNotFoundError,
     httpx2.HTTPError,
     ConnectionError,
     TimeoutError,
+    ValueError,
 )
 
 
@@ -93,10 +93,10 @@ def hub_error(error: Exception, *, doing: str, repo: str = "", endpoint: str = "
         )
     if status == 429 or (status is not None and status >= 500):
         return CloudUnavailable(f"{doing}: the Hub answered {status} ({said})", next_step="try again later")
-    if status is None and not isinstance(error, hub.HFValidationError):
+    if status is None and not isinstance(error, ValueError):
         return CloudUnavailable(f"{doing}: the Hub does not answer ({said})", next_step="try again later")
     return ConfigurationRefused(
-        f"{doing}: the Hub refuses the request ({said})",
+        f"{doing}: not possible ({said})",
         next_step="read the answer above; the request is wrong, not the service",
     )
 
@@ -117,6 +117,12 @@ def hub_errors(doing: str, *, repo: str = "", endpoint: str = "") -> Iterator[No
         yield
     except HUB_ERRORS as error:
         raise hub_error(error, doing=doing, repo=repo, endpoint=endpoint) from error
+    except RuntimeError as error:
+        # So the client wraps what went wrong with the upload of a file in LFS.
+        cause = error.__cause__
+        if not isinstance(cause, HUB_ERRORS):
+            raise
+        raise hub_error(cause, doing=doing, repo=repo, endpoint=endpoint) from cause
 
 
 def retry_after(error: BaseException | None) -> float | None:

@@ -7,14 +7,15 @@ import logging
 import tempfile
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from nightshift.errors import ConfigurationRefused, TransientError, VerificationFailed
-from nightshift.hub.errors import HUB_ERRORS, RetryPolicy, hub_error, hub_errors, status_of
+from nightshift.hub.errors import RetryPolicy, hub_errors, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -150,19 +151,18 @@ class _Publication:
 
     def _commit(self, head: _Head, operations: list[CommitOperationAdd | CommitOperationDelete]) -> Published:
         run = self.manifest.run
-        try:
-            commit = self.api.create_commit(
-                self.repo,
-                operations,
-                commit_message=self.message if run in self.message else f"{self.message} ({run})",
-                parent_commit=head.commit,
-            )
-        except HUB_ERRORS as error:
-            if status_of(error) == 412:
+        with hub_errors(f"committing to {self.repo}", repo=self.repo, endpoint=self.api.endpoint):
+            try:
+                commit = self.api.create_commit(
+                    self.repo,
+                    operations,
+                    commit_message=self.message if run in self.message else f"{self.message} ({run})",
+                    parent_commit=head.commit,
+                )
+            except HfHubHTTPError as error:
+                if status_of(error) != HTTPStatus.PRECONDITION_FAILED:
+                    raise
                 raise HeadMoved(f"{self.repo}: its head is no longer {head.commit}") from error
-            raise hub_error(
-                error, doing=f"committing to {self.repo}", repo=self.repo, endpoint=self.api.endpoint
-            ) from error
         return self._published(commit.oid, created=True)
 
     def _published(self, commit: str, *, created: bool) -> Published:
