@@ -1,7 +1,7 @@
 """Which settings and models the pinned MaxText knows, read from its own wheel without importing it.
 
-MaxText itself needs jax; its YAML and Python files are read as text. Sources (MaxText 0.2.3): `configs/base.yml`,
-`configs/post_train/rl.yml`, `configs/models/*.yml`, `configs/types.py`, `utils/globals.py`,
+MaxText itself needs jax; its YAML and Python files are read as text. Sources (MaxText 0.2.3):
+`configs/base.yml`, `configs/post_train/rl.yml`, `configs/models/*.yml`, `configs/types.py`, `utils/globals.py`,
 `checkpoint_conversion/utils/hf_model_configs.py`.
 """
 
@@ -67,8 +67,8 @@ RESERVED: dict[str, str] = {
 _RESERVED_IN_CONVERSION = {
     "hardware": "conversions run on the VM's CPU",
     "weight_dtype": "it is conversion.weight_dtype",
-    "checkpoint_storage_use_zarr3": "train_rl reads what the conversion writes with the tutorial's value",
-    "checkpoint_storage_use_ocdbt": "train_rl reads what the conversion writes with the tutorial's value",
+    "checkpoint_storage_use_zarr3": "train_rl reads the format that the tutorial's value gives",
+    "checkpoint_storage_use_ocdbt": "train_rl reads the format that the tutorial's value gives",
 }
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?")
@@ -104,7 +104,7 @@ def package_folder() -> Path:
     """Return the folder of the installed MaxText. Raises ModuleNotFoundError when it is not installed."""
     spec = importlib.util.find_spec("maxtext")
     if spec is None or not spec.submodule_search_locations:
-        msg = "MaxText is not installed: install requirements.txt (the wheel without its dependencies is enough)"
+        msg = "MaxText is not installed: install requirements.txt (its wheel is enough, without dependencies)"
         raise ModuleNotFoundError(msg)
     return Path(spec.submodule_search_locations[0])
 
@@ -204,7 +204,7 @@ def _value_problem(setting: Setting, value: object) -> str | None:
     if value is None:
         return None if setting.nullable else f"cannot be null: {_expected(setting)}"
     if "${" in json.dumps(value, default=str):
-        # OmegaConf would resolve it on the VM, where `${oc.env:…}` reaches the token and lands in MaxText's log.
+        # OmegaConf would resolve it on the VM, where `${oc.env:…}` takes the token to MaxText's log.
         return "may not contain '${': write the value itself"
     if setting.choices:
         if value in setting.choices:
@@ -245,7 +245,9 @@ def _setting(key: str, default: object, annotation: str) -> Setting:
         kinds = {kind for word, kind in _KIND_WORDS.items() if word in words}
         if not kinds and isinstance(default, str):
             kinds = {"text"}  # an enumeration: MaxText checks its members itself
-    return Setting(key, default, frozenset(kinds), choices, default is None or bool(words & {"None", "Optional", "Any"}))
+    return Setting(
+        key, default, frozenset(kinds), choices, default is None or bool(words & {"None", "Optional", "Any"})
+    )
 
 
 def _yaml(name: str) -> dict[str, Any]:
@@ -285,13 +287,17 @@ def _assigned(name: str, variable: str) -> ast.expr:
             isinstance(target, ast.Name) and target.id == variable for target in node.targets
         ):
             return node.value
-    msg = f"MaxText {installed_version()} has no {variable} in {name}: nightshift.maxtext.settings must be adapted"
+    msg = f"MaxText {installed_version()} has no {variable} in {name}: adapt nightshift.maxtext.settings"
     raise LookupError(msg)
 
 
 def _literal(name: str, variable: str) -> list[str]:
     value = _assigned(name, variable)
-    return [node.value for node in ast.walk(value) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [
+        node.value
+        for node in ast.walk(value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
 
 
 def _dict_keys(name: str, variable: str) -> list[str]:

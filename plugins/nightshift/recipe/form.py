@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from nightshift.errors import RecipeError
 from nightshift.maxtext.settings import did_you_mean
 from nightshift.recipe.loading import build
-from nightshift.recipe.model import Recipe
+from nightshift.recipe.model import PROVISIONING_MODELS, Recipe
 from nightshift.tpu.machine_types import MACHINE_TYPES, V6E_ZONES
-from nightshift.tpu.provisioning import Provisioning, reservation_of
+from nightshift.tpu.provisioning import reservation_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from pydantic import BaseModel
 
 #: Name in the form → path in the recipe.
 FORM_PATHS: dict[str, tuple[str, ...]] = {
@@ -56,11 +54,6 @@ _SECTION_TITLES = {
     "publish": "Publishing",
 }
 
-#: Models of the provisioning union, by the value of their field `model`.
-PROVISIONING_MODELS: dict[str, type[BaseModel]] = {
-    get_args(member.model_fields["model"].annotation)[0]: member for member in get_args(get_args(Provisioning)[0])
-}
-
 
 @dataclass(frozen=True)
 class FormField:
@@ -90,22 +83,30 @@ def form_fields(recipe: Recipe) -> list[FormField]:
 def apply(recipe: Recipe, values: Mapping[str, object]) -> Recipe:
     """Return the recipe with the form's values put in, validated again.
 
-    None keeps the recipe's value, and so does an empty reservation. Another provisioning model keeps of the recipe's
-    provisioning only what that model knows. Raises RecipeError with every problem found.
+    None keeps the recipe's value, and so does an empty reservation. Another provisioning model keeps of the
+    recipe's provisioning only what that model knows. Raises RecipeError with every problem found.
     """
     source = f"{recipe.name} with the trigger form's values"
     unknown = [name for name in values if name not in FORM_PATHS]
     if unknown:
-        listing = "\n".join(f"  - {name}: is no field of the form{did_you_mean(name, FORM_PATHS)}" for name in unknown)
+        listing = "\n".join(
+            f"  - {name}: is no field of the form{did_you_mean(name, FORM_PATHS)}" for name in unknown
+        )
         raise RecipeError(f"{source}:\n{listing}", next_step=f"Use only {', '.join(FORM_PATHS)}.")
     data: dict[str, Any] = deepcopy(recipe.model_dump(mode="json"))
-    given = {name: value for name, value in values.items() if value is not None and (name, value) != ("reservation", "")}
+    given = {
+        name: value
+        for name, value in values.items()
+        if value is not None and (name, value) != ("reservation", "")
+    }
     model = given.pop("provisioning_model", None)
     if model is not None and model != data["tpu"]["provisioning"]["model"]:
         member = PROVISIONING_MODELS.get(str(model))
         kept = data["tpu"]["provisioning"]
         known = member.model_fields if member else kept
-        data["tpu"]["provisioning"] = {key: value for key, value in kept.items() if key in known} | {"model": model}
+        data["tpu"]["provisioning"] = {key: value for key, value in kept.items() if key in known} | {
+            "model": model
+        }
     if "reservation" in given and _takes_no_reservation(data["tpu"]["provisioning"]["model"]):
         given = _without_inherited_reservation(given, recipe)
     for name, value in given.items():
@@ -141,8 +142,14 @@ def _current(recipe: Recipe, name: str, path: tuple[str, ...]) -> object:
 def _schema(name: str, path: tuple[str, ...], document: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Return the JSON Schema of a value and its description, from the recipe's own schema."""
     if name == "provisioning_model":
-        listing = "; ".join(f"{tag}: {member.model_fields['model'].description}" for tag, member in PROVISIONING_MODELS.items())
-        return {"type": "string", "enum": list(PROVISIONING_MODELS)}, f"How the VM is obtained and paid for. {listing}"
+        listing = "; ".join(
+            f"{tag}: {member.model_fields['model'].description}"
+            for tag, member in PROVISIONING_MODELS.items()
+        )
+        return {
+            "type": "string",
+            "enum": list(PROVISIONING_MODELS),
+        }, f"How the VM is obtained and paid for. {listing}"
     if name == "reservation":
         text = "Name of the reservation, for the provisioning models that take one; else leave it empty."
         return {"type": "string", "maxLength": 200}, text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import yaml
@@ -12,10 +11,11 @@ from pydantic import BaseModel, ValidationError
 
 from nightshift.errors import RecipeError
 from nightshift.maxtext.settings import did_you_mean
-from nightshift.recipe.model import FieldProblems, Recipe
+from nightshift.recipe.model import PROVISIONING_MODELS, FieldProblems, Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from pydantic_core import ErrorDetails
 
@@ -88,16 +88,18 @@ def load_all(folder: Path) -> list[Recipe | RecipeFault]:
     for path in sorted(entry for entry in folder.iterdir() if entry.suffix in SUFFIXES):
         try:
             recipe = load_recipe(path)
-            if recipe.name in owners:
-                raise RecipeError(
-                    f"recipe {path}: name = {recipe.name!r} is already the name of {owners[recipe.name].name}",
-                    next_step="Give each recipe a name of its own.",
-                )
         except RecipeError as error:
             loaded.append(RecipeFault(path, error))
-        else:
-            owners[recipe.name] = path
+            continue
+        owner = owners.setdefault(recipe.name, path)
+        if owner is path:
             loaded.append(recipe)
+        else:
+            twin = RecipeError(
+                f"recipe {path}: name = {recipe.name!r} is already the name of {owner.name}",
+                next_step="Give each recipe a name of its own.",
+            )
+            loaded.append(RecipeFault(path, twin))
     return loaded
 
 
@@ -129,7 +131,9 @@ def build(
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        problems = [problem for details in error.errors() for problem in _problems(details, data, lines or {})]
+        problems = [
+            problem for details in error.errors() for problem in _problems(details, data, lines or {})
+        ]
     raise _error(source, problems)
 
 
@@ -137,7 +141,9 @@ def _error(source: str, problems: Sequence[Problem]) -> RecipeError:
     ordered = sorted(problems, key=lambda problem: (problem.line or 0, problem.path))
     count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
     listing = "\n".join(f"  - {problem}" for problem in ordered)
-    return RecipeError(f"recipe {source} has {count}:\n{listing}", next_step=f"Correct {source} as said above.")
+    return RecipeError(
+        f"recipe {source} has {count}:\n{listing}", next_step=f"Correct {source} as said above."
+    )
 
 
 def _read(text: str) -> tuple[object, dict[tuple[str, ...], int], list[Problem]]:
@@ -157,7 +163,7 @@ def _read(text: str) -> tuple[object, dict[tuple[str, ...], int], list[Problem]]
                 problems.append(Problem(path, "", f"stands here a second time (first in line {first})", line))
             lines.setdefault(path, line)
             if not isinstance(child, yaml.ScalarNode) and id(child) in seen:
-                # A few nested aliases can stand for gigabytes, and line numbers would point to the wrong place.
+                # A few nested aliases can stand for gigabytes, and have no line of their own.
                 return None, lines, [Problem(path, "", "is a YAML alias: write the value out", line)]
             seen.add(id(child))
         return (None if problems else loader.construct_document(node)), lines, problems
@@ -165,9 +171,7 @@ def _read(text: str) -> tuple[object, dict[tuple[str, ...], int], list[Problem]]
         loader.dispose()
 
 
-def _walk(
-    node: yaml.Node, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], yaml.Node, bool]]:
+def _walk(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], yaml.Node, bool]]:
     yield path, node, False
     if isinstance(node, yaml.MappingNode):
         keys: set[str] = set()
@@ -203,9 +207,7 @@ def _problems(
     yield Problem(path, shown, _advice(details, path, model), _line(path, lines))
 
 
-def _locate(
-    loc: tuple[int | str, ...], data: object
-) -> tuple[tuple[str, ...], type[BaseModel]]:
+def _locate(loc: tuple[int | str, ...], data: object) -> tuple[tuple[str, ...], type[BaseModel]]:
     """Return the key path without pydantic's union tags, and the section that the last key belongs to."""
     path: list[str] = []
     model: type[BaseModel] = Recipe
@@ -230,7 +232,11 @@ def _section_below(model: type[BaseModel], name: str, data: object) -> type[Base
     tag = data.get("model") if isinstance(data, dict) else None
     for candidate in (info.annotation, *get_args(info.annotation)):
         if isinstance(candidate, type) and get_origin(candidate) is None and issubclass(candidate, BaseModel):
-            tags = get_args(candidate.model_fields["model"].annotation) if "model" in candidate.model_fields else ()
+            tags = (
+                get_args(candidate.model_fields["model"].annotation)
+                if "model" in candidate.model_fields
+                else ()
+            )
             if not tags or tag in tags:
                 return candidate
     return None
@@ -247,7 +253,7 @@ def _advice(details: ErrorDetails, path: tuple[str, ...], model: type[BaseModel]
         case "missing":
             return f"is missing: write it{about}"
         case "union_tag_not_found":
-            return "has no model: write model: STANDARD, ON_DEMAND_RESERVATION, RESERVATION_BOUND, SPOT or FLEX_START"
+            return f"has no model: write model: and one of {', '.join(PROVISIONING_MODELS)}"
         case "union_tag_invalid":
             tag, expected = str(context["tag"]), str(context["expected_tags"]).replace("'", "")
             close = did_you_mean(tag.upper(), expected.split(", "))
@@ -257,10 +263,16 @@ def _advice(details: ErrorDetails, path: tuple[str, ...], model: type[BaseModel]
         case "value_error":
             return str(context["error"])
         case "string_pattern_mismatch":
-            form = f"write e.g. {field.examples[0]}" if field and field.examples else f"write what matches {context['pattern']}"
+            form = (
+                f"write e.g. {field.examples[0]}"
+                if field and field.examples
+                else f"write what matches {context['pattern']}"
+            )
             return f"does not have the right form: {form}{about}"
         case "string_too_long" | "string_too_short":
-            return f"{details['msg'].lower()}: write a {'shorter' if kind.endswith('long') else 'longer'} text"
+            return (
+                f"{details['msg'].lower()}: write a {'shorter' if kind.endswith('long') else 'longer'} text"
+            )
         case _ if kind in _BOUND:
             name, words = _BOUND[kind]
             return f"is out of bounds: write {words.format(context[name])}{about}"
@@ -270,7 +282,7 @@ def _advice(details: ErrorDetails, path: tuple[str, ...], model: type[BaseModel]
             return f"{details['msg']}{about}"
 
 
-def _shown(value: Any, path: tuple[str, ...]) -> str:  # noqa: ANN401  whatever the YAML holds
+def _shown(value: Any, path: tuple[str, ...]) -> str:
     """Return a value for a message; never one that could be a secret."""
     text = repr(value)
     if _SECRET.search(".".join(path)) or _SECRET.search(text):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zoneinfo
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from croniter import croniter  # type: ignore[import-untyped]
 from pydantic import (
@@ -36,10 +36,12 @@ _RESOURCE = r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
 _BUCKET = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
 _PREFIX = r"^[A-Za-z0-9_=-][A-Za-z0-9._=-]*(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*$"
 _SPLIT = r"^[A-Za-z0-9_]+$"
-_DISPLAY_NAME = "Llama"  # how the name of a model derived from Llama must begin (Llama 3.1 Community License, 1.b.i)
+_DISPLAY_NAME = (
+    "Llama"  # how the name of a model derived from Llama must begin (Llama 3.1 Community License, 1.b.i)
+)
 
 
-class FieldProblems(ValueError):  # noqa: N818  it is what pydantic wraps, never what a caller catches
+class FieldProblems(ValueError):
     """Several problems of one value: (path below the value, value, what is wrong)."""
 
     def __init__(self, problems: Sequence[tuple[tuple[str, ...], object, str]]) -> None:
@@ -70,7 +72,9 @@ def _extras(scope: settings.Scope) -> AfterValidator:
 
 def _checked_cron(value: str | None) -> str | None:
     # croniter also takes seconds and years; Airflow's timetables count in minutes.
-    if value is not None and not (croniter.is_valid(value) and (value.startswith("@") or len(value.split()) == 5)):
+    if value is not None and not (
+        croniter.is_valid(value) and (value.startswith("@") or len(value.split()) == 5)
+    ):
         msg = 'is no cron expression of five fields: write e.g. "0 1 * * *" (every night at 01:00)'
         raise ValueError(msg)
     return value
@@ -102,8 +106,8 @@ def _checked_version(value: str) -> str:
     known = settings.installed_version()
     if value != known:
         msg = (
-            f"is not the MaxText whose settings and commands are known here: write {known!r} (settings are renamed "
-            "between versions; for another one, change requirements.txt and nightshift.maxtext together)"
+            f"is not the MaxText whose settings and commands are known here: write {known!r} (settings are "
+            "renamed between versions; for another, change requirements.txt and nightshift.maxtext together)"
         )
         raise ValueError(msg)
     return value
@@ -127,10 +131,16 @@ def _checked_zone(value: str) -> str:
 
 def _checked_name(value: str) -> str:
     if names.slug(value) != value:
-        msg = f"must be lower-case letters, digits and single hyphens, from a letter on: write {names.slug(value)!r}"
+        msg = f"must be lower-case letters, digits and single hyphens: write {names.slug(value)!r}"
         raise ValueError(msg)
     return value
 
+
+#: Models of the provisioning union, by the value of their field `model`.
+PROVISIONING_MODELS: dict[str, type[BaseModel]] = {
+    get_args(member.model_fields["model"].annotation)[0]: member
+    for member in get_args(get_args(Provisioning)[0])
+}
 
 Number = Annotated[float, BeforeValidator(_no_bool)]
 Minutes = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=7 * 24 * 60)]
@@ -168,20 +178,20 @@ class Model(Section):
     )
     repo: RepoId = Field(
         default="meta-llama/Llama-3.1-8B-Instruct",
-        description="Hugging Face repository of the weights and the tokenizer; left out, the one MaxText has for `name`.",
+        description="Hugging Face repository of weights and tokenizer; left out, MaxText's for `name`.",
     )
     revision: Revision = Field(
         default="main", description="Branch, tag or commit; resolved to a commit before anything is billed."
     )
     export_name: Annotated[str, AfterValidator(_checked_model)] = Field(
         default="llama3.1-8b",
-        description="MaxText's name of the model in the conversion back to the Hugging Face format; left out, `name` "
-        "without -Instruct where MaxText knows it.",
+        description="MaxText's name of the model in the conversion back to the Hugging Face format; left out, "
+        "`name` without -Instruct where MaxText knows it.",
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _follow_the_name(cls, data: Any) -> Any:  # noqa: ANN401  raw input of any shape
+    def _follow_the_name(cls, data: Any) -> Any:
         if isinstance(data, Mapping) and isinstance(name := data.get("name"), str):
             models = settings.supported_models()
             base = name.replace("-Instruct", "")
@@ -231,10 +241,15 @@ class Training(Section):
         default=1, ge=-1, description="Replicas of the model that sample; -1 for what the other axes leave."
     )
     rollout_tensor_parallelism: StrictInt = Field(
-        default=-1, ge=-1, description="Chips that share one sampling replica; -1 for what the other axes leave."
+        default=-1,
+        ge=-1,
+        description="Chips that share one sampling replica; -1 for what the other axes leave.",
     )
     chips_per_vm: StrictInt | None = Field(
-        default=None, ge=1, le=256, description="Chips that MaxText counts per VM; null for the machine type's."
+        default=None,
+        ge=1,
+        le=256,
+        description="Chips that MaxText counts per VM; null for the machine type's.",
     )
     maxtext: TrainingExtras = Field(
         default_factory=dict,
@@ -254,8 +269,8 @@ class Training(Section):
         schedule = self.maxtext.get("learning_rate_schedule_steps")
         if isinstance(schedule, int) and schedule < self.steps:
             text = (
-                f"ends the learning rate's schedule before the {self.steps} training steps: leave it out (it follows "
-                "from num_batches) or write a larger number"
+                f"ends the learning rate's schedule before the {self.steps} training steps: leave it out (it "
+                "follows from num_batches) or write a larger number"
             )
             problems.append((("maxtext", "learning_rate_schedule_steps"), schedule, text))
         if problems:
@@ -269,7 +284,11 @@ class Training(Section):
     @property
     def steps(self) -> int:
         """Training steps, as train_rl's get_max_train_steps counts them."""
-        factors = (self.setting("rl.num_iterations"), self.setting("train_fraction"), self.setting("num_epoch"))
+        factors = (
+            self.setting("rl.num_iterations"),
+            self.setting("train_fraction"),
+            self.setting("num_epoch"),
+        )
         product = float(self.num_batches)
         for factor in factors:
             product *= float(str(factor))
@@ -279,8 +298,12 @@ class Training(Section):
 class Conversion(Section):
     """The settings of both conversions between the Hugging Face format and MaxText's."""
 
-    scan_layers: StrictBool = Field(default=True, description="Layers stacked into one array, in all three steps.")
-    use_multimodal: StrictBool = Field(default=False, description="Whether the vision weights are converted too.")
+    scan_layers: StrictBool = Field(
+        default=True, description="Layers stacked into one array, in all three steps."
+    )
+    use_multimodal: StrictBool = Field(
+        default=False, description="Whether the vision weights are converted too."
+    )
     lazy_load_tensors: StrictBool = Field(
         default=False, description="Read each tensor when it is needed: less memory; false needs torch."
     )
@@ -295,11 +318,15 @@ class Conversion(Section):
 class Tpu(Section):
     """The TPU VM and how to get it."""
 
-    zone: Annotated[str, AfterValidator(_checked_zone)] = Field(description="Zone of the VM, one that has TPU v6e.")
+    zone: Annotated[str, AfterValidator(_checked_zone)] = Field(
+        description="Zone of the VM, one that has TPU v6e."
+    )
     machine_type: Annotated[str, AfterValidator(_checked_machine)] = Field(
         default="ct6e-standard-8t", description="Machine type: ct6e-standard-1t, -4t or -8t."
     )
-    provisioning: Provisioning = Field(description="How the VM is obtained and paid for; `model` names the way.")
+    provisioning: Provisioning = Field(
+        description="How the VM is obtained and paid for; `model` names the way."
+    )
     project: str | None = Field(
         default=None,
         pattern=r"^([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$",
@@ -319,7 +346,8 @@ class Tpu(Section):
         default=None, description="Subnetwork in the zone's region; null for the network's own (auto mode)."
     )
     external_ip: StrictBool = Field(
-        default=True, description="Without an external IP the VM needs Cloud NAT to reach apt, PyPI and the Hub."
+        default=True,
+        description="Without an external IP the VM needs Cloud NAT to reach apt, PyPI and the Hub.",
     )
     service_account: str | None = Field(
         default=None,
@@ -346,7 +374,9 @@ class Software(Section):
     maxtext: Annotated[str, AfterValidator(_checked_version)] = Field(
         default="0.2.3", description="MaxText's version, the one whose settings this installation knows."
     )
-    python: str = Field(default="3.12", pattern=r"^3\.\d+(\.\d+)?$", description="Python of MaxText's environment.")
+    python: str = Field(
+        default="3.12", pattern=r"^3\.\d+(\.\d+)?$", description="Python of MaxText's environment."
+    )
     requirement: str = Field(
         default="maxtext[tpu-post-train]=={maxtext}",
         pattern=r"^maxtext(\[[a-z0-9,-]+\])?(==\{maxtext\})$",
@@ -355,14 +385,17 @@ class Software(Section):
     resolution: Resolution = Field(default="lowest", description="uv's resolution strategy.")
     torch_backend: str = Field(default="cpu", pattern=r"^[a-z0-9.]+$", description="UV_TORCH_BACKEND.")
     extra_deps: StrictBool = Field(
-        default=True, description="Whether install_tpu_post_train_extra_deps adds vLLM, tpu-inference and Tunix."
+        default=True,
+        description="Whether install_tpu_post_train_extra_deps adds vLLM, tpu-inference and Tunix.",
     )
     lock: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         description="File in include/vm/ with exact versions, installed instead of `requirement`.",
     )
-    apt_upgrade: StrictBool = Field(default=True, description="Whether the system packages are upgraded first.")
+    apt_upgrade: StrictBool = Field(
+        default=True, description="Whether the system packages are upgraded first."
+    )
     apt_packages: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")], ...] = Field(
         default=("build-essential", "cmake", "ninja-build"), description="System packages to install."
     )
@@ -372,9 +405,13 @@ class Export(Section):
     """Where the trained model, the logs and the run's record are kept."""
 
     bucket: str = Field(
-        pattern=_BUCKET, description="Cloud Storage bucket, without gs://.", examples=["my-project-nightshift"]
+        pattern=_BUCKET,
+        description="Cloud Storage bucket, without gs://.",
+        examples=["my-project-nightshift"],
     )
-    prefix: str = Field(default="nightshift", pattern=_PREFIX, description="Folder in the bucket.", examples=["a/b"])
+    prefix: str = Field(
+        default="nightshift", pattern=_PREFIX, description="Folder in the bucket.", examples=["a/b"]
+    )
 
 
 class Publish(Section):
@@ -412,7 +449,9 @@ class Recipe(Section):
     name: Annotated[str, AfterValidator(_checked_name)] = Field(
         min_length=1, max_length=40, description="Name of the recipe, of its DAG and of its runs."
     )
-    description: str = Field(default="", max_length=2000, description="What it is for; shown in the Airflow UI.")
+    description: str = Field(
+        default="", max_length=2000, description="What it is for; shown in the Airflow UI."
+    )
     schedule: Schedule = Field(default_factory=Schedule, description="When it runs by itself.")
     model: Model = Field(default_factory=Model, description="Which model is trained.")
     dataset: Dataset = Field(default_factory=Dataset, description="What it is trained and evaluated on.")
@@ -437,7 +476,11 @@ class Recipe(Section):
                 if text is not None:
                     problems.append(((section, "maxtext", key), value, text))
         repo = self.publish.repo
-        if repo and self.model.name.startswith("llama") and not repo.partition("/")[2].startswith(_DISPLAY_NAME):
+        if (
+            repo
+            and self.model.name.startswith("llama")
+            and not repo.partition("/")[2].startswith(_DISPLAY_NAME)
+        ):
             text = f"must have a name that begins with {_DISPLAY_NAME!r}: the Llama licence demands it"
             problems.append((("publish", "repo"), repo, text))
         if problems:

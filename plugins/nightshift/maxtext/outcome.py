@@ -1,0 +1,239 @@
+"""Whether a step on the VM did what it had to, and if not, why: from exit code, log and what it left."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nightshift.errors import (
+    AccessDenied,
+    CloudUnavailable,
+    DiskFull,
+    JobLost,
+    NightshiftError,
+    RecipeError,
+    StepFailed,
+    TrainingIncomplete,
+    TransientError,
+    VerificationFailed,
+)
+from nightshift.maxtext.commands import expected_steps
+from nightshift.maxtext.logs import POST_EVALUATION, Evaluation, TrainingLog
+from nightshift.remote.job import CompletionRule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nightshift.names import VmLayout
+    from nightshift.recipe.model import Recipe
+    from nightshift.remote.job import JobStatus
+
+#: The math_verify pool of MaxText 0.2.3 can keep train_rl from exiting; everything is on disk long before.
+QUIET_SECONDS = 60.0
+
+_TAIL = 15  # log lines that an error shows
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{6,}")
+_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_KILLED = {-9, 137}
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A training that did all that it had to."""
+
+    step: int
+    before: Evaluation | None
+    after: Evaluation
+    hung_at_exit: bool
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A message that is known to mean something."""
+
+    pattern: re.Pattern[str]
+    error: type[NightshiftError]
+    what: str
+    next_step: str
+
+
+def _known(pattern: str, error: type[NightshiftError], what: str, next_step: str) -> _Known:
+    return _Known(re.compile(pattern, re.IGNORECASE), error, what, next_step)
+
+
+# The first that is found anywhere in the log's tail wins, so causes stand before their effects.
+_KNOWN = (
+    _known(
+        r"nightshift: error\[no_network\]",
+        StepFailed,
+        "the VM has no way to the internet",
+        "Set tpu.external_ip: true in the recipe, or give the subnetwork a Cloud NAT.",
+    ),
+    _known(
+        r"nightshift: error\[too_little_data\]",
+        RecipeError,
+        "the dataset has too few rows for the recipe",
+        "Lower training.num_batches, training.num_test_batches or the batch sizes.",
+    ),
+    _known(
+        r"nightshift: error\[bad_export\]",
+        VerificationFailed,
+        "the exported model is not whole",
+        "Look at the log of the conversion; clear the step to convert again.",
+    ),
+    _known(
+        r"nightshift: error\[(wrong_devices|wrong_version)\]",
+        StepFailed,
+        "the environment is not what the recipe asks for",
+        "Compare tpu.machine_type, training.chips_per_vm and software with what the log says.",
+    ),
+    _known(
+        r"Access to (model|dataset) .* is restricted|GatedRepoError|awaiting a review|gated repo",
+        AccessDenied,
+        "the model's licence has not been accepted by the token's owner",
+        "Accept the licence on the model's page on huggingface.co with the account that owns the token.",
+    ),
+    _known(
+        r"Invalid (credentials|user token|username or password)|401 Client Error",
+        AccessDenied,
+        "the Hugging Face token is not accepted",
+        "Put a valid token with read access into the Hugging Face connection.",
+    ),
+    _known(
+        r"RepositoryNotFoundError|RevisionNotFoundError|404 Client Error",
+        AccessDenied,
+        "a repository or revision does not exist, or the token may not see it",
+        "Check model and dataset in the recipe, and the token's access to private repositories.",
+    ),
+    _known(
+        r"Unsupported model name|MAXTEXT CONFIG ERROR",
+        RecipeError,
+        "MaxText refuses the settings",
+        "Correct the setting that the message names in the recipe.",
+    ),
+    _known(
+        r"No valid Orbax checkpoint found|nightshift: error\[no_checkpoint\]",
+        StepFailed,
+        "a checkpoint that the step reads is not there",
+        "Clear the task that writes it (to_maxtext for the base model, train for the trained one).",
+    ),
+    _known(
+        r"nightshift: error\[early_end\]",
+        TrainingIncomplete,
+        "the last checkpoint is not the final one",
+        "Clear the training: it resumes from its last checkpoint.",
+    ),
+    _known(
+        r"No space left on device|Disk quota exceeded|RESOURCE_EXHAUSTED.*(Failed to write|No space)",
+        DiskFull,
+        "the VM's disk or /dev/shm is full",
+        "Raise tpu.boot_disk_gb, or write fewer checkpoints (training.checkpoint_period, "
+        "training.maxtext.max_num_checkpoints_to_keep).",
+    ),
+    _known(
+        r"Ran out of memory in memory space (hbm|vmem)|Exceeded hbm capacity"
+        r"|RESOURCE_EXHAUSTED.*(hbm|allocat|TPU)",
+        StepFailed,
+        "the TPU's memory is not enough",
+        "Lower training.batch_size, training.num_generations, or in training.maxtext max_target_length or "
+        "hbm_utilization_vllm.",
+    ),
+    _known(
+        r"TPU is already in use by|libtpu\S* (is )?already in use",
+        TransientError,
+        "another process on the VM holds the TPU",
+        "It is tried again; should it come back, delete the VM and clear the task.",
+    ),
+    _known(
+        r"\b(429|500|502|503|504) (Client|Server) Error|Too Many Requests|Service Unavailable",
+        CloudUnavailable,
+        "a service that the step reads from is overloaded",
+        "It is tried again.",
+    ),
+    _known(
+        r"Could not resolve host|Temporary failure in name resolution|Network is unreachable"
+        r"|Connection (reset|refused)|ConnectTimeout|ReadTimeout|dns error",
+        CloudUnavailable,
+        "a download failed",
+        "It is tried again. Should it never work: set tpu.external_ip: true, or add a Cloud NAT.",
+    ),
+)
+
+
+def completion_rule(recipe: Recipe, layout: VmLayout) -> CompletionRule:
+    """Return when a training that hangs counts as finished: final checkpoint, evaluation, then silence."""
+    return CompletionRule(
+        log_pattern=POST_EVALUATION,
+        path_exists=f"{layout.actor_checkpoints}/{expected_steps(recipe)}/model_params",
+        quiet_seconds=QUIET_SECONDS,
+    )
+
+
+def training_outcome(
+    log: TrainingLog, status: JobStatus, latest_step: int | None, expected_step: int
+) -> TrainingResult:
+    """Return the training's result, when it is whole.
+
+    An exit code of 0 is not enough: too little data ends a training early, and with 0. "RL Training Completed
+    Successfully!" says nothing either: it is printed before the evaluation.
+
+    :param latest_step: the largest saved step on the VM (`logs.latest_step`).
+    :param expected_step: `commands.expected_steps`.
+
+    Raises TrainingIncomplete with every reason.
+    """
+    reasons = []
+    if not status.succeeded:
+        reasons.append(f"it ended with exit code {status.exit_code} ({status.ended_by or 'by itself'})")
+    if latest_step is None:
+        reasons.append("it left no checkpoint")
+    elif latest_step < expected_step:
+        reasons.append(f"its last checkpoint is step {latest_step} of {expected_step}")
+    if log.post is None:
+        reasons.append("the evaluation after training is not in its log")
+    elif log.post.total == 0:
+        reasons.append("the evaluation after training saw no question")
+    if reasons or latest_step is None or log.post is None:
+        raise TrainingIncomplete(
+            f"the training is not complete: {'; '.join(reasons)}",
+            next_step="Clear the training to resume from its last checkpoint. Should it end early again without "
+            "an error, it has run out of data: lower training.num_batches or training.batch_size.",
+        )
+    return TrainingResult(
+        step=latest_step, before=log.pre, after=log.post, hung_at_exit=status.ended_by == "completed_but_hung"
+    )
+
+
+def diagnose(step: str, log_tail: Sequence[str], exit_code: int | None) -> NightshiftError:
+    """Return the error that a failed step's log means: of the right class, with the line that says so.
+
+    :param step: the step's name, as in the DAG.
+    :param log_tail: the last lines of its log, a few hundred of them.
+    """
+    lines = [_clean(line) for line in log_tail]
+    ended = "without an exit code" if exit_code is None else f"with exit code {exit_code}"
+    for known in _KNOWN:
+        for line in reversed(lines):
+            if known.pattern.search(line):
+                return known.error(f"{step} ended {ended}: {known.what}: {line}", next_step=known.next_step)
+    shown = (
+        "\n".join(f"  {line}" for line in [line for line in lines if line][-_TAIL:]) or "  (its log is empty)"
+    )
+    if exit_code in _KILLED:
+        return JobLost(
+            f"{step} was killed (exit code {exit_code}), perhaps because the VM's memory was full; "
+            f"its last lines:\n{shown}",
+            next_step="It is tried again. Should it come back: checkpoints in /dev/shm count as memory too.",
+        )
+    return StepFailed(
+        f"{step} ended {ended}; its last lines:\n{shown}",
+        next_step="Read the step's whole log, correct the cause, and clear the task.",
+    )
+
+
+def _clean(line: str) -> str:
+    """Return a log line that can be shown: no token, no control characters, at most 500 characters."""
+    text = _TERMINAL.sub("", line.rsplit("\r", 1)[-1] if line.rstrip("\r\n").count("\r") else line)
+    text = "".join(char if char.isprintable() else " " for char in text).strip()
+    return _TOKEN.sub("hf_***", text)[:500]

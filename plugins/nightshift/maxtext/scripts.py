@@ -1,0 +1,192 @@
+"""The bash scripts of the steps on the VM: pure text, every value quoted.
+
+Each script is convergent: it says so and exits 0 when its result is already there, and makes it from nothing
+otherwise. A result counts as there when the marker beside it holds the fingerprint of everything that it was
+made from; the marker is written last. Scripts run under `bash -euo pipefail` in the login user's home.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nightshift.maxtext import commands
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nightshift.names import VmLayout
+    from nightshift.recipe.model import Recipe
+
+_ON_VM = Path(__file__).parent / "on_vm"
+_HEREDOC = "NIGHTSHIFT_END"
+_STEP = "__CHECKPOINT__"  # survives quoting as it is; becomes a shell variable
+
+#: Orbax keeps unfinished steps beside the finished ones, under names that are no plain numbers.
+_LIST_STEPS = """{ ls -1 "$actor" 2>/dev/null || true; } | { grep -E '^[0-9]+$' || true; } | sort -n"""
+
+PRELUDE = """\
+say() { printf 'nightshift: %s\\n' "$*"; }
+fail() { printf 'nightshift: error[%s]: %s\\n' "$1" "$2" >&2; exit 1; }
+retry() {
+  local attempt
+  for attempt in 1 2 3; do
+    if "$@"; then return 0; fi
+    say "attempt $attempt of 3 failed: $*"
+    sleep $((attempt * 5))
+  done
+  return 1
+}
+is_complete() { [ -e "$1" ] && [ -f "$1.complete" ] && [ "$(cat "$1.complete")" = "$2" ]; }
+mark_complete() { printf '%s\\n' "$2" > "$1.complete.tmp" && mv "$1.complete.tmp" "$1.complete"; }
+start_fresh() { rm -rf "$1.complete" "$1"; mkdir -p "$(dirname "$1")"; }
+"""
+
+
+def fingerprint(*parts: object) -> str:
+    """Return a short digest of everything that a result is made from."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_python(interpreter: str, name: str, arguments: Sequence[str]) -> str:
+    """Return the command that runs a file of `on_vm/` on the VM, its text sent along."""
+    source = (_ON_VM / name).read_text(encoding="utf-8")
+    return f"{shlex.join([interpreter, '-', *arguments])} <<'{_HEREDOC}'\n{source}{_HEREDOC}\n"
+
+
+def text_file(path: str, text: str) -> str:
+    """Return the command that writes a text to a file on the VM."""
+    body = text if text.endswith("\n") else text + "\n"
+    if _HEREDOC in body:
+        msg = f"{path}: the text holds the line {_HEREDOC} that ends it in the script"
+        raise ValueError(msg)
+    return f"cat > {shlex.quote(path)} <<'{_HEREDOC}'\n{body}{_HEREDOC}\n"
+
+
+def to_maxtext_script(recipe: Recipe, layout: VmLayout) -> str:
+    """Return the script that downloads the model's commit and converts it to MaxText's format."""
+    target = layout.mt_format
+    download = (recipe.model.repo, layout.model_revision)
+    command = commands.to_maxtext_argv(recipe, layout)
+    return "".join([
+        PRELUDE,
+        _fetch_model(recipe, layout, fingerprint(*download)),
+        f"target={shlex.quote(target)}\n",
+        f"inputs={fingerprint(download, command)}\n",
+        'if is_complete "$target" "$inputs"; then\n',
+        '  say "the base model is already in MaxText\'s format: $target"\n',
+        "  exit 0\n",
+        "fi\n",
+        # MaxText 0.2.3 saves nothing into an existing folder, and still says "Conversion complete".
+        'start_fresh "$target"\n',
+        f"say {shlex.quote(f'converting {recipe.model.repo} at {layout.model_revision}')}\n",
+        f"{shlex.join(command)}\n",
+        f"[ -d {shlex.quote(layout.base_checkpoint)} ] || fail no_checkpoint ",
+        f"{shlex.quote(f'to_maxtext ended well but left no {layout.base_checkpoint}')}\n",
+        'mark_complete "$target" "$inputs"\n',
+        'say "the base model is in MaxText\'s format: $target"\n',
+    ])  # fmt: skip
+
+
+def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str) -> str:
+    """Return the script that writes the dataset's commit to files and trains on them.
+
+    The log is also kept beside the checkpoints: there a later attempt finds what this one measured at first.
+    """
+    final = f"{layout.actor_checkpoints}/{commands.expected_steps(recipe)}"
+    return "".join([
+        PRELUDE,
+        f"base={shlex.quote(layout.base_checkpoint)}\n",
+        '[ -d "$base" ] || fail no_checkpoint "no base checkpoint in $base: run the step to_maxtext first"\n',
+        _fetch_dataset(recipe, layout, dataset_commit),
+        f"log={shlex.quote(train_log(layout))}\n",
+        f"final={shlex.quote(final)}\n",
+        'mkdir -p "$(dirname "$log")"\n',
+        'if [ -f "$log" ]; then\n',
+        "  baseline=$(grep -a -m 1 'Pre RL Training:' \"$log\" || true)\n",
+        '  if [ -n "$baseline" ]; then say "measured by an earlier attempt: $baseline"; fi\n',
+        "  after=$(grep -a 'Post RL Training:' \"$log\" | tail -n 1 || true)\n",
+        '  if [ -d "$final" ] && [ -n "$after" ]; then\n',
+        '    say "measured by an earlier attempt: $after"\n',
+        '    say "the training is already complete: $final"\n',
+        "    exit 0\n",
+        "  fi\n",
+        "fi\n",
+        f'{shlex.join(commands.train_argv(recipe, layout, dataset_commit))} 2>&1 | tee -a "$log"\n',
+    ])  # fmt: skip
+
+
+def train_log(layout: VmLayout) -> str:
+    """Return the file on the VM that holds the log of every attempt at the training."""
+    return f"{layout.post_train}/{layout.run}.log"
+
+
+def to_huggingface_script(recipe: Recipe, layout: VmLayout) -> str:
+    """Return the script that converts the last checkpoint, completes the folder and checks that it loads."""
+    source, target = commands.source_folder(layout), layout.hf_trained
+    command = commands.to_huggingface_argv(recipe, layout, _STEP)
+    expected = commands.expected_steps(recipe)
+    inputs = fingerprint(command, recipe.model.repo, layout.model_revision)
+    return "".join([
+        PRELUDE,
+        f"actor={shlex.quote(layout.actor_checkpoints)}\n",
+        f"step=$({_LIST_STEPS} | tail -n 1)\n",
+        '[ -n "$step" ] || fail no_checkpoint "no trained checkpoint in $actor: run the step train first"\n',
+        f'[ "$step" -ge {expected} ] || fail early_end "the last checkpoint is step $step of {expected}"\n',
+        'checkpoint="$actor/$step"\n',
+        f"target={shlex.quote(target)}\n",
+        f'inputs="{inputs}-$step"\n',
+        'if is_complete "$target" "$inputs"; then\n',
+        '  say "step $step is already in the Hugging Face format: $target"\n',
+        "  exit 0\n",
+        "fi\n",
+        _fetch_model(recipe, layout, fingerprint(recipe.model.repo, layout.model_revision)),
+        'start_fresh "$target"\n',
+        'say "converting $checkpoint"\n',
+        shlex.join(command).replace(_STEP, '"$checkpoint"'),
+        "\n",
+        run_python(layout.python, "finish_export.py", [source, target, recipe.conversion.weight_dtype]),
+        'mark_complete "$target" "$inputs"\n',
+        'say "step $step is in the Hugging Face format: $target"\n',
+    ])  # fmt: skip
+
+
+def list_steps_script(layout: VmLayout) -> str:
+    """Return the script that lists the saved steps, one a line (read by `logs.latest_step`)."""
+    return f"actor={shlex.quote(layout.actor_checkpoints)}\n{_LIST_STEPS}\n"
+
+
+def _fetch_model(recipe: Recipe, layout: VmLayout, inputs: str) -> str:
+    folder = commands.source_folder(layout)
+    arguments = [recipe.model.repo, layout.model_revision, folder]
+    return "".join([
+        f"source={shlex.quote(folder)}\n",
+        f'if ! is_complete "$source" {inputs}; then\n',
+        '  start_fresh "$source"\n',
+        run_python(layout.python, "fetch_model.py", arguments),
+        f'  mark_complete "$source" {inputs}\n',
+        "fi\n",
+    ])  # fmt: skip
+
+
+def _fetch_dataset(recipe: Recipe, layout: VmLayout, dataset_commit: str) -> str:
+    dataset, needed = recipe.dataset, commands.rows_needed(recipe)
+    folder = commands.dataset_folder(layout, dataset_commit)
+    splits = [f"{dataset.train_split}={needed.train}"]
+    if dataset.repo not in commands.SPLIT_BY_MAXTEXT and dataset.eval_split != dataset.train_split:
+        splits.append(f"{dataset.eval_split}={needed.evaluation}")
+    arguments = [dataset.repo, dataset.subset, dataset_commit, folder, *splits]
+    inputs = fingerprint(arguments)
+    return "".join([
+        f"data={shlex.quote(folder)}\n",
+        f'if ! is_complete "$data" {inputs}; then\n',
+        '  start_fresh "$data"\n',
+        '  mkdir -p "$data"\n',
+        run_python(layout.python, "fetch_dataset.py", arguments),
+        f'  mark_complete "$data" {inputs}\n',
+        "fi\n",
+    ])  # fmt: skip
