@@ -42,6 +42,7 @@ format: setup  ## let ruff format and fix what it can
 lock: setup  ## resolve requirements*.txt anew into the lock files
 	@.venv/bin/uv pip compile --quiet --upgrade --python .venv/bin/python requirements.txt -o requirements.lock
 	@.venv/bin/uv pip compile --quiet --python .venv/bin/python requirements-dev.txt -c requirements.lock -o requirements-dev.lock
+	@.venv/bin/uv pip compile --quiet --python .venv/bin/python requirements-image.txt -c requirements.lock -o requirements-image.lock
 
 schema: setup  ## write include/recipes/recipe.schema.json from the recipe's model
 	@.venv/bin/python -m nightshift.recipe.schema

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
-import psutil  # type: ignore[import-untyped]  # types-psutil is not among the requirements
+import psutil
 
 if TYPE_CHECKING:
     from pathlib import Path

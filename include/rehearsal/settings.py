@@ -103,7 +103,6 @@ class Settings:
             "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": 10,
             "LOGGING__WORKER_LOG_SERVER_PORT": self.port + 5,
             "LOGGING__TRIGGER_LOG_SERVER_PORT": self.port + 6,
-            "USAGE_DATA_COLLECTION__ENABLED": False,
         }
         return {
             **inherited,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-import psutil  # type: ignore[import-untyped]  # types-psutil is not among the requirements
+import psutil
 
 MARK = "LOCALCLOUD_VM_MARK"
 

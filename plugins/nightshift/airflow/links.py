@@ -23,7 +23,7 @@ class _PushedLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return the address that was pushed, or nothing."""
-        value = BaseXCom.get_value(ti_key=ti_key, key=self.xcom_key)
+        value = BaseXCom.get_value(ti_key=ti_key, key=self.xcom_key)  # type: ignore[arg-type]
         return str(value) if value else ""
 
 

@@ -8,7 +8,7 @@ from nightshift.maxtext.logs import ProgressTracker
 from nightshift.remote.lines import LineSplitter
 
 if TYPE_CHECKING:
-    import logging
+    from airflow.sdk.types import Logger
 
     from nightshift.remote.protocol import LogChunk
 
@@ -20,7 +20,7 @@ class LogView:
     :param total_steps: how many steps a training has; 0 for a step that is no training.
     """
 
-    def __init__(self, log: logging.Logger, total_steps: int = 0) -> None:
+    def __init__(self, log: Logger, total_steps: int = 0) -> None:
         self._log = log
         self._splitter = LineSplitter()
         self._progress = ProgressTracker(total_steps=total_steps)

@@ -10,7 +10,7 @@ from google.api_core import exceptions as api
 from google.api_core.client_options import ClientOptions
 from google.auth import exceptions as auth
 from google.auth.credentials import AnonymousCredentials
-from google.cloud import storage
+from google.cloud import storage  # type: ignore[attr-defined]
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests import exceptions as requests_exceptions
@@ -43,7 +43,7 @@ _UNANSWERED = (
 
 
 def storage_client(
-    credentials: Credentials | None, project: str, endpoint: str | None = None
+    credentials: Credentials | None, project: str | None, endpoint: str | None = None
 ) -> storage.Client:
     """Return a client of google-cloud-storage.
 

@@ -43,7 +43,7 @@ from typing import IO, TYPE_CHECKING, Any
 import google_crc32c
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
-from google.cloud import storage
+from google.cloud import storage  # type: ignore[attr-defined]
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests import exceptions as requests_exceptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.links import BucketLink, VmLink, bucket_address
 from nightshift.airflow.operators.remote_step import RemoteStepOperator, Work
@@ -14,9 +14,9 @@ from nightshift.export.manifest import Manifest
 from nightshift.export.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from airflow.sdk import BaseOperatorLink, Context
+    from airflow.sdk import Context
 
     from nightshift.airflow.night import Night
     from nightshift.airflow.operators.remote_step import Site
@@ -33,7 +33,7 @@ class ExportOperator(RemoteStepOperator):
     """
 
     step = "export"
-    operator_extra_links: ClassVar[Sequence[BaseOperatorLink]] = (VmLink(), BucketLink())
+    operator_extra_links = (VmLink(), BucketLink())
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Show where it goes, then do it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
@@ -14,10 +14,9 @@ from nightshift.export.manifest import Manifest
 from nightshift.export.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from airflow.sdk import BaseOperatorLink, Context
+    from airflow.sdk import Context
 
     from nightshift.export.manifest import FileEntry
 
@@ -28,7 +27,7 @@ class PublishOperator(NightshiftOperator):
     It needs no VM, so it runs beside the VM's deletion.
     """
 
-    operator_extra_links: ClassVar[Sequence[BaseOperatorLink]] = (HubLink(),)
+    operator_extra_links = (HubLink(),)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Publish and verify; return repository, commit and address."""

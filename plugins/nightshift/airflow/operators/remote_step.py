@@ -32,7 +32,7 @@ from nightshift.remote.job import JobSpec, JobState
 from nightshift.tpu.lease import is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from airflow.sdk import BaseOperatorLink, Context
 
@@ -89,7 +89,7 @@ class RemoteStepOperator(NightshiftOperator):
     """
 
     step: ClassVar[str]
-    operator_extra_links: ClassVar[Sequence[BaseOperatorLink]] = (VmLink(),)
+    operator_extra_links: Collection[BaseOperatorLink] = (VmLink(),)
 
     @abstractmethod
     def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:

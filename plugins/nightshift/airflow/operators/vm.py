@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from nightshift import errors, names
 from nightshift.airflow.links import VmLink, vm_address
@@ -15,9 +15,7 @@ from nightshift.tpu import lease
 from nightshift.tpu.bodies import InstanceSpec, instance_body
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from airflow.sdk import BaseOperatorLink, Context
+    from airflow.sdk import Context
 
     from nightshift.airflow.night import Night
     from nightshift.tpu.compute import GoogleCompute
@@ -52,7 +50,7 @@ class CreateVmOperator(NightshiftOperator):
     A VM counts only when it is RUNNING and carries the run's labels.
     """
 
-    operator_extra_links: ClassVar[Sequence[BaseOperatorLink]] = (VmLink(),)
+    operator_extra_links = (VmLink(),)
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: RET503  defer() does not return
         """Ask for the VM; defer while it is not ready."""
