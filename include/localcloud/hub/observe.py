@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from localcloud.hub import bodies
+from localcloud.hub import bodies, errors
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -32,8 +32,8 @@ class FaultOrder(BaseModel, frozen=True, extra="forbid"):
     :param carry_out: whether the request takes effect before the fault is answered: a lost response.
     """
 
-    method: str = ".*"
-    path: str = ".*"
+    method: re.Pattern[str] = re.compile(".*")
+    path: re.Pattern[str] = re.compile(".*")
     status: int = Field(ge=400, le=599)
     times: int = Field(default=1, ge=1)
     headers: dict[str, str] = {}
@@ -43,7 +43,7 @@ class FaultOrder(BaseModel, frozen=True, extra="forbid"):
 
     def matches(self, method: str, path: str) -> bool:
         """Tell whether the order is meant for such a request."""
-        return bool(re.fullmatch(self.method, method) and re.search(self.path, path))
+        return bool(self.method.fullmatch(method) and self.path.search(path))
 
     def response(self) -> Response:
         """Return the answer."""
@@ -79,7 +79,9 @@ class Observer:
     def list_faults(self, _: Request) -> Response:
         """List the open orders; `times` is how often each will still be given."""
         with self._lock:
-            return JSONResponse([{**order.model_dump(), "times": left} for order, left in self._orders])
+            return JSONResponse([
+                {**order.model_dump(mode="json"), "times": left} for order, left in self._orders
+            ])
 
     def clear_faults(self, _: Request) -> Response:
         """Drop all open orders."""
@@ -89,7 +91,10 @@ class Observer:
 
     def list_requests(self, request: Request) -> Response:
         """List the requests after number `since`: number, method, path and status; no bodies, no headers."""
-        since = int(request.query_params.get("since", "0"))
+        try:
+            since = int(request.query_params.get("since", "0"))
+        except ValueError as error:
+            raise errors.bad_request("since must be the number of a request") from error
         with self._lock:
             return JSONResponse([row for row in self._requests if int(str(row["number"])) > since])
 

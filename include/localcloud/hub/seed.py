@@ -64,7 +64,8 @@ def _repo(store: HubStore, seed: Seed, folder: Path) -> Repo:
     commit = Commit.make(
         {path.relative_to(folder).as_posix(): _entry(store, path, folder) for path in paths},
         parent=None,
-        title="Upload files",
+        # The id is in it because the toy models share their files, and a revision should name one repository.
+        title=f"Upload {seed.id}",
         message="",
         author=seed.id.split("/", maxsplit=1)[0],
         date=SEED_DATE,

@@ -70,11 +70,13 @@ class WriteSide:
         repo_id, access = self._gate.new_repo(request, order.name, order.organization)
         prefix = "" if order.type == "model" else f"/{order.type}s"
         url = f"{base_url(request)}{prefix}/{repo_id}"
-        if self._store.find(order.type, repo_id):
-            raise errors.conflict(f"You already created this {order.type} repo", url=url)
-        repo = await run_in_threadpool(
-            self._store.create, order.type, repo_id, private=order.is_private, author=access.user.name
-        )
+        try:
+            repo = await run_in_threadpool(
+                self._store.create, order.type, repo_id, private=order.is_private, author=access.user.name
+            )
+        except errors.HubError as error:
+            error.body["url"] = url  # where clients that accept an existing repository find it
+            raise
         return JSONResponse({"url": url, "name": repo.id, "id": f"{repo.kind}-{repo.id}"})
 
     async def delete_repo(self, request: Request) -> Response:

@@ -213,6 +213,10 @@ def test_open_faults_can_be_listed_and_dropped(hub, api: HfApi, repo: str):
     hub.fault(path="/api/models/", status=403, times=9)
     listed = httpx.get(f"{hub.endpoint}/_localcloud/faults").json()
     assert [(order["status"], order["times"]) for order in listed] == [(403, 9)]
+    assert httpx.post(f"{hub.endpoint}/_localcloud/faults", json={"status": 200}).status_code == 400
+    assert (
+        httpx.post(f"{hub.endpoint}/_localcloud/faults", json={"status": 500, "path": "("}).status_code == 400
+    )
     httpx.delete(f"{hub.endpoint}/_localcloud/faults").raise_for_status()
     assert api.model_info(repo).id == repo
 
