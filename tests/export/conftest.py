@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from google.cloud import storage
+    from google.cloud.storage import Bucket, Client
+    from localcloud.handle import LocalCloud
 
 
 @pytest.fixture
@@ -42,19 +43,19 @@ def model_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(cloud: Any) -> Iterator[storage.Client]:
+def client(cloud: LocalCloud) -> Iterator[Client]:
     client = storage_client(None, "rehearsal-project", cloud.storage_endpoint)
     yield client
     client.close()
 
 
 @pytest.fixture
-def bucket(cloud: Any, client: storage.Client) -> storage.Bucket:
+def bucket(cloud: LocalCloud, client: Client) -> Bucket:
     return client.bucket(cloud.bucket)
 
 
 @pytest.fixture
-def store(cloud: Any, client: storage.Client) -> Storage:
+def store(cloud: LocalCloud, client: Client) -> Storage:
     return Storage(client, cloud.bucket, retry_seconds=5)
 
 

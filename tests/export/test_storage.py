@@ -12,7 +12,7 @@ from nightshift.export.storage import GenerationMismatch, Storage, storage_clien
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from google.cloud import storage
+    from google.cloud.storage import Client
 
 #: google-cloud-storage leaves the body of a refused download unread and its socket to the garbage collector.
 UNREAD = "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
@@ -77,9 +77,7 @@ def test_downloading_what_is_missing_leaves_no_file(store: Storage, place: str, 
     ],
     ids=["read", "write", "list", "probe", "download"],
 )
-def test_a_missing_bucket_is_said_with_how_to_create_it(
-    client: storage.Client, tmp_path: Path, call: Any
-) -> None:
+def test_a_missing_bucket_is_said_with_how_to_create_it(client: Client, tmp_path: Path, call: Any) -> None:
     with pytest.raises(ConfigurationRefused) as raised:
         call(Storage(client, "no-such-bucket", retry_seconds=2), tmp_path)
     assert "gcloud storage buckets create gs://no-such-bucket" in raised.value.next_step

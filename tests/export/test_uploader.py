@@ -15,7 +15,8 @@ from nightshift.export.verify import verify
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from google.cloud import storage
+    from google.cloud.storage import Bucket, Client
+    from localcloud.handle import LocalCloud
     from nightshift.export.storage import Storage
 
 
@@ -57,7 +58,7 @@ def manifest_in(store: Storage, run: str) -> Manifest:
 
 
 def test_a_folder_arrives_whole_and_verifies(
-    cloud: Any, store: Storage, model_folder: Path, run: str
+    cloud: LocalCloud, store: Storage, model_folder: Path, run: str
 ) -> None:
     done = upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
     assert done.returncode == 0, done.stderr
@@ -70,7 +71,7 @@ def test_a_folder_arrives_whole_and_verifies(
 
 
 def test_what_is_there_is_not_sent_again(
-    cloud: Any, bucket: storage.Bucket, model_folder: Path, run: str
+    cloud: LocalCloud, bucket: Bucket, model_folder: Path, run: str
 ) -> None:
     upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
     before = {blob.name: blob.generation for blob in bucket.list_blobs(prefix=run)}
@@ -81,7 +82,7 @@ def test_what_is_there_is_not_sent_again(
 
 
 def test_a_damaged_object_is_replaced_and_stale_objects_go(
-    cloud: Any, store: Storage, bucket: storage.Bucket, model_folder: Path, run: str
+    cloud: LocalCloud, store: Storage, bucket: Bucket, model_folder: Path, run: str
 ) -> None:
     upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
     bucket.blob(f"{run}/model/tokenizer_config.json").upload_from_string("[]")  # as long as {}
@@ -95,7 +96,7 @@ def test_a_damaged_object_is_replaced_and_stale_objects_go(
 
 
 def test_a_manifest_never_describes_an_incomplete_copy(
-    cloud: Any, store: Storage, model_folder: Path, run: str
+    cloud: LocalCloud, store: Storage, model_folder: Path, run: str
 ) -> None:
     upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
     (model_folder / "config.json").unlink()
@@ -106,7 +107,7 @@ def test_a_manifest_never_describes_an_incomplete_copy(
 
 
 def test_the_manifest_goes_before_anything_changes(
-    client: storage.Client, cloud: Any, store: Storage, model_folder: Path, run: str
+    client: Client, cloud: LocalCloud, store: Storage, model_folder: Path, run: str
 ) -> None:
     upload(model_folder, cloud.storage_endpoint, cloud.bucket, run)
     (model_folder / "config.json").write_text("{}")
@@ -142,7 +143,7 @@ def test_uploader_and_manifest_agree(model_folder: Path) -> None:
 
 
 def test_subfolders_and_links_inside_the_folder_are_followed(
-    cloud: Any, store: Storage, model_folder: Path, run: str
+    cloud: LocalCloud, store: Storage, model_folder: Path, run: str
 ) -> None:
     (model_folder / "extra").mkdir()
     (model_folder / "extra" / "notes.txt").write_text("x")
@@ -170,7 +171,9 @@ def test_a_source_that_cannot_be_exported_is_named(tmp_path: Path, kind: str) ->
     assert done.stderr.count("\n") == 1
 
 
-def test_a_missing_bucket_is_named_with_the_command_that_makes_it(cloud: Any, model_folder: Path) -> None:
+def test_a_missing_bucket_is_named_with_the_command_that_makes_it(
+    cloud: LocalCloud, model_folder: Path
+) -> None:
     done = upload(model_folder, cloud.storage_endpoint, "no-such-bucket", "demo-1")
     assert done.returncode == uploader.EXIT_BUCKET
     assert "gcloud storage buckets create gs://no-such-bucket" in done.stderr

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import random
+import os
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import google_crc32c
 import pytest
 from huggingface_hub import HfApi, constants
 from nightshift.export.manifest import FileEntry, Manifest
-from nightshift.hub.errors import RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-MODEL = "meta-llama/Llama-3.1-8B-Instruct"
-DATASET = "openai/gsm8k"
-NAMESPACE = "nightshift-rehearsal"
+    from localcloud.handle import LocalCloud
 
-#: Three quick tries; a Retry-After of up to two seconds is waited for.
-QUICK = RetryPolicy(attempts=3, base=0.01, longest=2.0)
+NAMESPACE = "nightshift-rehearsal"
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +32,15 @@ def _no_xet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hub(cloud: Any) -> Callable[[str], HfApi]:
+def hub(cloud: LocalCloud) -> Callable[[str], HfApi]:
     """Return a client of the local Hub for a token."""
     return lambda token: HfApi(endpoint=cloud.hub_endpoint, token=token)
+
+
+@pytest.fixture(autouse=True)
+def _no_fault_left(cloud: LocalCloud) -> Iterator[None]:
+    yield
+    cloud.clear_faults()
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ class Export:
 
 @pytest.fixture
 def export() -> Export:
-    noise = random.Random(11)  # noqa: S311  test data
+    # New weights for every test: the Hub keeps files in LFS by their hash and asks for the same one only once.
     return Export(
         "llama-nightly-20261201-0200-abc123",
         {
@@ -97,7 +99,7 @@ def export() -> Export:
             "tokenizer.json": b'{"version": "1.0"}',
             "tokenizer_config.json": b"{}",
             "chat_template.jinja": b"{{ messages }}",
-            "model-00001-of-00002.safetensors": noise.randbytes(200_000),
-            "model-00002-of-00002.safetensors": noise.randbytes(100_000),
+            "model-00001-of-00002.safetensors": os.urandom(200_000),
+            "model-00002-of-00002.safetensors": os.urandom(100_000),
         },
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow
 import pyarrow.parquet
@@ -23,6 +23,8 @@ from nightshift.hub.errors import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from localcloud.handle import LocalCloud
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 DATASET = "openai/gsm8k"
@@ -63,7 +65,7 @@ def test_a_revision_becomes_a_commit_and_a_commit_stays_itself(reader: HfApi) ->
 
 
 def test_a_licence_that_is_not_accepted_names_the_page_to_accept_it(
-    hub: Callable[[str], HfApi], cloud: Any
+    hub: Callable[[str], HfApi], cloud: LocalCloud
 ) -> None:
     with pytest.raises(AccessDenied) as raised:
         resolve_model(hub("hf_rehearsal_nolicence"), MODEL, "main", policy=QUICK)
@@ -82,21 +84,21 @@ def test_what_does_not_exist_is_the_recipes_mistake(reader: HfApi) -> None:
         resolve_model(reader, "not a repo id", "main", policy=QUICK)
 
 
-def test_a_busy_hub_is_asked_again_after_the_time_that_it_names(reader: HfApi, cloud: Any) -> None:
+def test_a_busy_hub_is_asked_again_after_the_time_that_it_names(reader: HfApi, cloud: LocalCloud) -> None:
     cloud.fault(on="hub", method="GET", path="auth-check", status=429, headers={"Retry-After": "1"})
     began = time.monotonic()
     assert resolve_model(reader, MODEL, "main", policy=QUICK)
     assert time.monotonic() - began >= 1
 
 
-def test_a_hub_that_stays_down_is_unavailable(reader: HfApi, cloud: Any) -> None:
+def test_a_hub_that_stays_down_is_unavailable(reader: HfApi, cloud: LocalCloud) -> None:
     cloud.fault(on="hub", method="GET", path="whoami", status=503, times=3)
     with pytest.raises(CloudUnavailable, match="503"):
         identify(reader, policy=QUICK)
     assert identify(reader, policy=QUICK).name
 
 
-def test_a_wait_that_is_too_long_is_left_to_airflow(reader: HfApi, cloud: Any) -> None:
+def test_a_wait_that_is_too_long_is_left_to_airflow(reader: HfApi, cloud: LocalCloud) -> None:
     cloud.fault(on="hub", method="GET", path="whoami", status=429, headers={"Retry-After": "600"})
     began = time.monotonic()
     with pytest.raises(CloudUnavailable, match="429"):

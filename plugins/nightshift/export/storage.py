@@ -10,7 +10,7 @@ from google.api_core import exceptions as api
 from google.api_core.client_options import ClientOptions
 from google.auth import exceptions as auth
 from google.auth.credentials import AnonymousCredentials
-from google.cloud import storage  # type: ignore[attr-defined]
+from google.cloud.storage import Client
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests import exceptions as requests_exceptions
@@ -44,13 +44,13 @@ _UNANSWERED = (
 
 def storage_client(
     credentials: Credentials | None, project: str | None, endpoint: str | None = None
-) -> storage.Client:
+) -> Client:
     """Return a client of google-cloud-storage.
 
     :param credentials: None only for a local endpoint: requests are then anonymous.
     :param endpoint: base URL of another server than Google's, e.g. http://127.0.0.1:8901.
     """
-    return storage.Client(
+    return Client(
         project=project,
         credentials=credentials or AnonymousCredentials(),  # type: ignore[no-untyped-call]
         client_options=ClientOptions(api_endpoint=endpoint) if endpoint else None,
@@ -71,7 +71,7 @@ class Storage:
     :param retry_seconds: how long one request is repeated on 429, 5xx and broken connections.
     """
 
-    def __init__(self, client: storage.Client, bucket: str, *, retry_seconds: float = RETRY_SECONDS) -> None:
+    def __init__(self, client: Client, bucket: str, *, retry_seconds: float = RETRY_SECONDS) -> None:
         self.bucket = bucket
         self._bucket = client.bucket(bucket)
         self._retry = DEFAULT_RETRY.with_timeout(retry_seconds)

@@ -43,7 +43,7 @@ from typing import IO, TYPE_CHECKING, Any
 import google_crc32c
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
-from google.cloud import storage  # type: ignore[attr-defined]
+from google.cloud.storage import Blob, Bucket, Client
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 from requests import exceptions as requests_exceptions
@@ -214,7 +214,7 @@ class Exporter:
     def __init__(
         self,
         source: Path,
-        bucket: storage.Bucket,
+        bucket: Bucket,
         prefix: str,
         manifest: str,
         *,
@@ -328,7 +328,7 @@ class Exporter:
         print(f"complete: gs://{self._bucket.name}/{self._manifest} written", flush=True)
 
 
-def _same(blob: storage.Blob | None, entry: Entry) -> bool:
+def _same(blob: Blob | None, entry: Entry) -> bool:
     return blob is not None and blob.size == entry.size and blob.crc32c == entry.crc32c
 
 
@@ -393,7 +393,7 @@ def main(arguments: list[str] | None = None) -> int:
             "--prefix may not be empty (all that it does not know is deleted), --workers must be positive"
         )
     try:
-        client = storage.Client()
+        client = Client()
         Exporter(
             options.source,
             client.bucket(options.bucket),
