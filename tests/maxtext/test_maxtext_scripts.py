@@ -1,0 +1,237 @@
+"""The steps' scripts do nothing twice, start afresh after a crash, and quote what they are given."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from nightshift.maxtext import commands, logs, outcome, scripts
+from nightshift.recipe import Recipe, load_recipe
+
+from tests.maxtext.vm_stand_in import LocalLayout, Machine
+
+RECIPES = Path(__file__).parents[2] / "include" / "recipes"
+COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
+DATA_COMMIT = "e53f048856ff4f594e959d75785d2c2d37b678ee"
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return load_recipe(RECIPES / "rehearsal.yaml")
+
+
+@pytest.fixture
+def layout(tmp_path: Path, recipe: Recipe) -> LocalLayout:
+    return LocalLayout(recipe.model.name, COMMIT, recipe.software.maxtext, "a-run", memory=tmp_path / "shm")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine.create(tmp_path / "home")
+
+
+def with_settings(recipe: Recipe, section: str, **values: object) -> Recipe:
+    data = recipe.model_dump(mode="json")
+    data[section].update(values)
+    return Recipe.model_validate(data)
+
+
+def test_the_base_model_is_converted_once(machine: Machine, recipe: Recipe, layout: LocalLayout) -> None:
+    script = scripts.to_maxtext_script(recipe, layout)
+    assert machine.run(script).code == 0
+    calls = machine.calls()
+    assert [call[1] for call in calls] == [recipe.model.repo, commands.TO_MAXTEXT]
+    assert calls[0] == ["-", recipe.model.repo, COMMIT, commands.source_folder(layout)]
+    assert calls[1] == commands.to_maxtext_argv(recipe, layout)[1:]
+    again = machine.run(script)
+    assert again.code == 0
+    assert "already in MaxText's format" in again.output
+    assert machine.calls() == []
+
+
+def test_other_settings_convert_again_into_a_fresh_folder(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    machine.run(scripts.to_maxtext_script(recipe, layout))
+    stale = Path(layout.mt_format) / "stale"
+    stale.touch()
+    machine.calls()
+    changed = with_settings(recipe, "conversion", scan_layers=False)
+    assert machine.run(scripts.to_maxtext_script(changed, layout)).code == 0
+    assert machine.modules() == ["to_maxtext"]
+    assert not stale.exists()
+
+
+def test_a_conversion_that_crashed_is_made_again_from_nothing(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    script = scripts.to_maxtext_script(recipe, layout)
+    assert machine.run(script, FAIL="3").code == 3
+    assert (Path(layout.mt_format) / "half").exists()
+    machine.calls()
+    assert machine.run(script).code == 0
+    assert machine.modules() == ["to_maxtext"]  # the download was complete
+    assert not (Path(layout.mt_format) / "half").exists()
+
+
+def test_a_download_that_failed_is_made_again(machine: Machine, recipe: Recipe, layout: LocalLayout) -> None:
+    script = scripts.to_maxtext_script(recipe, layout)
+    assert machine.run(script, FAIL_SCRIPT="1").code == 1
+    machine.calls()
+    assert machine.run(script).code == 0
+    assert machine.modules() == ["-", "to_maxtext"]
+
+
+def test_a_training_without_its_base_checkpoint_says_what_has_to_run(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    ran = machine.run(scripts.train_script(recipe, layout, DATA_COMMIT))
+    assert ran.code == 1
+    assert "error[no_checkpoint]: no base checkpoint" in ran.output
+    assert "run the step to_maxtext first" in ran.output
+    assert (
+        "Clear the task that writes it"
+        in outcome.diagnose("train", ran.output.splitlines(), ran.code).next_step
+    )
+
+
+def test_a_training_is_run_once_and_then_only_tells_its_numbers(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    script = scripts.train_script(recipe, layout, DATA_COMMIT)
+    first = machine.run(script)
+    assert first.code == 0
+    calls = machine.calls()
+    folder = commands.dataset_folder(layout, DATA_COMMIT)
+    assert calls[0] == ["-", "openai/gsm8k", "main", DATA_COMMIT, folder, "train=64", "test=16"]
+    assert calls[1] == commands.train_argv(recipe, layout, DATA_COMMIT)[1:]
+    again = machine.run(script)
+    assert again.code == 0
+    assert machine.calls() == []
+    assert "the training is already complete" in again.output
+    for output in (first.output, again.output):
+        log = logs.summarize(output.splitlines())
+        assert log.pre is not None
+        assert log.post is not None
+        assert (log.pre.correct, log.post.correct) == (1, 13)
+
+
+def test_a_training_that_resumes_still_tells_the_first_baseline(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    script = scripts.train_script(recipe, layout, DATA_COMMIT)
+    assert machine.run(script, FAIL="137").code == 137  # not tee's
+    machine.calls()
+    resumed = machine.run(script, CORRECT="12")
+    assert resumed.code == 0
+    assert machine.modules() == ["train_rl"]
+    log = logs.summarize(resumed.output.splitlines())
+    assert log.pre is not None
+    assert log.pre.correct == 1
+
+
+def trained(machine: Machine, recipe: Recipe, layout: LocalLayout, **env: str) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    assert machine.run(scripts.train_script(recipe, layout, DATA_COMMIT), **env).code == 0
+    machine.calls()
+
+
+def test_the_last_finished_checkpoint_is_converted_once(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    trained(machine, recipe, layout)
+    script = scripts.to_huggingface_script(recipe, layout)
+    ran = machine.run(script)
+    assert ran.code == 0
+    calls = machine.calls()
+    assert calls[1] == commands.to_huggingface_argv(recipe, layout, f"{layout.actor_checkpoints}/32")[1:]
+    assert calls[2] == ["-", commands.source_folder(layout), layout.hf_trained, "bfloat16"]
+    again = machine.run(script)
+    assert again.code == 0
+    assert "step 32 is already in the Hugging Face format" in again.output
+    assert machine.calls() == []
+
+
+def test_an_export_that_did_not_pass_its_checks_is_made_again(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    trained(machine, recipe, layout)
+    machine.run(scripts.to_maxtext_script(recipe, layout))
+    machine.calls()
+    script = scripts.to_huggingface_script(recipe, layout)
+    assert machine.run(script, FAIL_SCRIPT="1").code == 1
+    assert machine.modules() == ["to_huggingface", "-"]
+    assert machine.run(script).code == 0
+    assert machine.modules() == ["to_huggingface", "-"]
+
+
+def test_the_files_beside_an_export_do_not_become_part_of_it(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    trained(machine, recipe, layout)
+    machine.run(scripts.to_huggingface_script(recipe, layout))
+    assert [path.name for path in Path(layout.hf_trained).iterdir()] == ["config.json"]
+
+
+def test_a_training_that_ended_early_is_not_exported(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    trained(machine, recipe, layout, LAST="20")
+    ran = machine.run(scripts.to_huggingface_script(recipe, layout))
+    assert ran.code == 1
+    assert "error[early_end]: the last checkpoint is step 20 of 32" in ran.output
+    assert machine.calls() == []
+
+
+def test_nothing_is_exported_before_the_training(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    ran = machine.run(scripts.to_huggingface_script(recipe, layout))
+    assert ran.code == 1
+    assert "error[no_checkpoint]" in ran.output
+
+
+def test_the_saved_steps_are_listed(machine: Machine, recipe: Recipe, layout: LocalLayout) -> None:
+    assert logs.latest_step(machine.run(scripts.list_steps_script(layout)).output) is None
+    trained(machine, recipe, layout)
+    listing = machine.run(scripts.list_steps_script(layout))
+    assert listing.output == "9\n32\n"
+    assert logs.latest_step(listing.output) == 32
+
+
+@pytest.mark.parametrize(
+    "hostile", ["'; touch pwned; '", '"; touch pwned; "', "$(touch pwned)", "`touch pwned`", "a\\"]
+)
+def test_a_hostile_setting_reaches_maxtext_as_a_value(
+    machine: Machine, recipe: Recipe, layout: LocalLayout, hostile: str
+) -> None:
+    extras = {**recipe.training.maxtext, "reasoning_start_token": hostile}
+    changed = with_settings(recipe, "training", maxtext=extras)
+    trained(machine, changed, layout)
+    Path(layout.actor_checkpoints, "32").rename(Path(layout.actor_checkpoints, "31"))
+    machine.run(scripts.train_script(changed, layout, DATA_COMMIT))
+    word = next(word for word in machine.calls()[-1] if word.startswith("reasoning_start_token="))
+    assert word == f"reasoning_start_token={commands.value_text(hostile)}"
+    assert not (machine.home / "pwned").exists()
+
+
+def test_no_script_holds_or_prints_a_token(recipe: Recipe, layout: LocalLayout, machine: Machine) -> None:
+    for script in (
+        scripts.to_maxtext_script(recipe, layout),
+        scripts.train_script(recipe, layout, DATA_COMMIT),
+        scripts.to_huggingface_script(recipe, layout),
+    ):
+        assert "$HF_TOKEN" not in script
+        assert not re.search(r"\bset -\w*x|\benv\b|\bprintenv\b", script)
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    ran = machine.run(scripts.train_script(recipe, layout, DATA_COMMIT), HF_TOKEN="hf_sentinelsentinel")
+    assert "sentinel" not in ran.output
+    assert "sentinel" not in str(machine.calls())
+
+
+def test_a_text_that_would_end_its_own_heredoc_is_refused() -> None:
+    with pytest.raises(ValueError, match="holds the line"):
+        scripts.text_file("x", "a\nNIGHTSHIFT_END\nrm -rf /\n")

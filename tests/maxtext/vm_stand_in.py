@@ -1,0 +1,118 @@
+"""A stand-in for MaxText's environment on a VM: a home folder whose programs only note that they were called.
+
+What the scripts do around MaxText (markers, order, exit codes, quoting) is bash, and runs for real here. MaxText itself
+runs for real in the rehearsal.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nightshift.names import VmLayout
+
+_PYTHON = r"""#!/bin/bash
+# Notes its arguments, one call a line, and makes what the real program would leave.
+set -eu
+stdin=""
+[ "$1" != "-" ] || stdin=$(cat)
+printf '%q ' "$@" >> "$HOME/calls"; echo >> "$HOME/calls"
+value() { local word; for word in "${@:2}"; do case "$word" in "$1="*) echo "${word#*=}";; esac; done; }
+case "$*" in
+  *to_maxtext*)
+    target=$(value base_output_directory "$@"); mkdir "$target"
+    [ -z "${FAIL:-}" ] || { touch "$target/half"; exit "$FAIL"; }
+    mkdir -p "$target/0/items" ;;
+  *train_rl*)
+    echo "Pre RL Training: corr=${CORRECT:-1}, total=16, accuracy=6.25%, partial_accuracy=6.25%, format_accuracy=6.25%"
+    actor="$(value base_output_directory "$@")/$(value run_name "$@")/checkpoints/actor"
+    mkdir -p "$actor/9/model_params" "$actor/${LAST:-32}.orbax-checkpoint-tmp-7"
+    [ -z "${FAIL:-}" ] || exit "$FAIL"
+    mkdir -p "$actor/${LAST:-32}/model_params"
+    echo "Post RL Training: corr=13, total=16, accuracy=81.25%, partial_accuracy=81.25%, format_accuracy=100.0%" ;;
+  *to_huggingface*)
+    target=$(value base_output_directory "$@"); mkdir "$target"; touch "$target/config.json" ;;
+  *)
+    case "$stdin" in *snapshot_download*) mkdir -p "$4" ;; esac
+    [ -z "${FAIL_SCRIPT:-}" ] || exit "$FAIL_SCRIPT" ;;
+esac
+"""
+
+_TOOL = """#!/bin/bash
+printf '%q ' "$(basename "$0")" "$@" >> "$HOME/calls"; echo >> "$HOME/calls"
+case " ${FAILING:-} " in *" $(basename "$0") "*) exit 7 ;; esac
+case "$(basename "$0") $*" in
+  "uv venv"*) mkdir -p maxtext_venv ;;
+  "uv pip freeze"*) echo "jax==0.10.1"; echo "maxtext==0.2.3" ;;
+  env*) shift 2; while [[ "$1" == *=* ]]; do shift; done; exec "$@" ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class LocalLayout(VmLayout):
+    """The VM's layout, with another folder in the place of /dev/shm."""
+
+    memory: Path = field(default=Path("/nonexistent"), kw_only=True)
+
+    @property
+    def root(self) -> str:
+        """The model's folder."""
+        return f"{self.memory}/{self.model_name}"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a script ended."""
+
+    code: int
+    output: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A home folder with programs that only take notes."""
+
+    home: Path
+
+    @classmethod
+    def create(cls, home: Path, *tools: str) -> Machine:
+        """Make the home folder with MaxText's interpreter and the named tools."""
+        programs = {home / "maxtext_venv/bin/python3": _PYTHON}
+        programs |= {home / ".local/bin" / tool: _TOOL for tool in tools}
+        for path, text in programs.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o755)
+        return cls(home)
+
+    def run(self, script: str, **env: str) -> Ran:
+        """Run a script as the agent does: by `bash -euo pipefail` in the home folder."""
+        path = self.home / "script.sh"
+        path.write_text(script, encoding="utf-8")
+        ran = subprocess.run(
+            ["bash", "-euo", "pipefail", str(path)],
+            cwd=self.home,
+            env={"HOME": str(self.home), "PATH": os.environ["PATH"], **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return Ran(ran.returncode, ran.stdout)
+
+    def calls(self) -> list[list[str]]:
+        """Return the calls since the last look, each as its words."""
+        path = self.home / "calls"
+        if not path.exists():
+            return []
+        lines = path.read_text(encoding="utf-8").splitlines()
+        path.unlink()
+        return [shlex.split(line.replace("$'", "'")) for line in lines]
+
+    def modules(self) -> list[str]:
+        """Return which MaxText modules, or "-" for a script, were run since the last look."""
+        return [call[1].rpartition(".")[2] if call[0] == "-m" else call[0] for call in self.calls()]

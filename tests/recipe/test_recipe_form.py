@@ -1,0 +1,109 @@
+"""The trigger form says what may be changed, and its values are validated like the recipe itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+from nightshift.errors import RecipeError
+from nightshift.recipe import FORM_PATHS, Recipe, form_fields, load_recipe
+from nightshift.tpu.machine_types import V6E_ZONES
+
+RECIPES = Path(__file__).parents[2] / "include" / "recipes"
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return load_recipe(RECIPES / "llama31-8b-gsm8k.yaml")
+
+
+def test_every_field_has_the_recipes_value_as_a_default_that_its_own_schema_accepts(recipe: Recipe) -> None:
+    fields = form_fields(recipe)
+    assert [field.name for field in fields] == list(FORM_PATHS)
+    for field in fields:
+        jsonschema.validate(field.schema["default"], field.schema)
+        assert field.title
+        assert field.description
+        assert field.section
+    defaults = {field.name: field.schema["default"] for field in fields}
+    assert defaults["num_batches"] == 50
+    assert defaults["provisioning_model"] == "RESERVATION_BOUND"
+    assert defaults["reservation"] == "edit-me-reservation"
+    assert defaults["publish"] is True
+
+
+def test_bounds_and_choices_are_in_the_form(recipe: Recipe) -> None:
+    schemas = {field.name: field.schema for field in form_fields(recipe)}
+    assert (schemas["num_generations"]["minimum"], schemas["num_generations"]["type"]) == (2, "integer")
+    assert schemas["learning_rate"]["type"] == "number"
+    assert schemas["zone"]["enum"] == sorted(V6E_ZONES)
+    assert "SPOT" in schemas["provisioning_model"]["enum"]
+
+
+def test_the_forms_own_defaults_change_nothing(recipe: Recipe) -> None:
+    assert (
+        recipe.with_overrides({field.name: field.schema["default"] for field in form_fields(recipe)})
+        == recipe
+    )
+
+
+def test_values_land_where_their_names_say(recipe: Recipe) -> None:
+    changed = recipe.with_overrides({
+        "num_batches": 8,
+        "learning_rate": 1e-5,
+        "model_revision": "abc",
+        "publish": False,
+        "zone": "us-east5-a",
+    })
+    assert changed.training.num_batches == 8
+    assert changed.training.steps == 8
+    assert changed.training.learning_rate == 1e-5
+    assert changed.model.revision == "abc"
+    assert changed.publish.enabled is False
+    assert changed.tpu.zone == "us-east5-a"
+    assert recipe.training.num_batches == 50
+
+
+def test_none_keeps_the_recipes_value(recipe: Recipe) -> None:
+    assert recipe.with_overrides({"num_batches": None, "reservation": None}) == recipe
+
+
+def test_another_provisioning_model_drops_what_it_does_not_know(recipe: Recipe) -> None:
+    changed = recipe.with_overrides({"provisioning_model": "SPOT", "reservation": "edit-me-reservation"})
+    assert changed.tpu.provisioning.model == "SPOT"
+    assert changed.tpu.provisioning.max_run_duration == recipe.tpu.provisioning.max_run_duration
+
+
+def test_a_typed_reservation_is_not_dropped_in_silence(recipe: Recipe) -> None:
+    with pytest.raises(RecipeError, match=r"tpu\.provisioning\.reservation = 'another'"):
+        recipe.with_overrides({"provisioning_model": "SPOT", "reservation": "another"})
+
+
+def test_all_bad_values_of_the_form_are_told_at_once(recipe: Recipe) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.with_overrides({
+            "num_batches": 0,
+            "zone": "mars-1",
+            "publish": "yes",
+            "provisioning_model": "FREE",
+        })
+    text = str(caught.value)
+    for part in (
+        "training.num_batches = 0",
+        "tpu.zone = 'mars-1'",
+        "publish.enabled = 'yes'",
+        "'FREE' is unknown",
+    ):
+        assert part in text
+
+
+def test_a_field_that_the_form_does_not_have_is_refused(recipe: Recipe) -> None:
+    with pytest.raises(RecipeError, match=r"num_batchs: is no field of the form; did you mean num_batches\?"):
+        recipe.with_overrides({"num_batchs": 3})
+
+
+@pytest.mark.parametrize("value", ["$(reboot)", "main; rm -rf /", "a b", "`id`", "x\ny"])
+def test_a_revision_cannot_carry_a_command(recipe: Recipe, value: str) -> None:
+    with pytest.raises(RecipeError, match=r"model\.revision"):
+        recipe.with_overrides({"model_revision": value})
