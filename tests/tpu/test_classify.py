@@ -8,6 +8,7 @@ from nightshift.errors import (
     ConfigurationRefused,
     NightshiftError,
     QuotaExceeded,
+    VmLost,
 )
 from nightshift.tpu.classify import RULES, OperationFailed, http_error, operation_error
 
@@ -84,6 +85,7 @@ KNOWN = [
         QuotaExceeded,
         "quota PREEMPTIBLE-TPU-V6E in zone us-east5-b",
     ),
+    ("OPERATION_CANCELED_BY_USER", "The operation was cancelled.", VmLost, "next try"),
     ("RATE_LIMIT_EXCEEDED", "Quota exceeded for queries per minute", CloudUnavailable, "later"),
 ]
 

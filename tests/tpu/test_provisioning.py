@@ -53,6 +53,7 @@ def test_the_model_decides_and_every_vm_ends_by_itself(
         ({"model": "SPOT", "max_run_duration": 29}, "greater than or equal to 30"),
         ({"model": "SPOT", "max_run_duration": 120 * 86400 + 1}, "less than or equal to 10368000"),
         ({"model": "FLEX_START", "max_run_duration": 7 * 86400 + 1}, "less than or equal to 604800"),
+        ({"model": "FLEX_START", "max_run_duration": 599}, "greater than or equal to 600"),
         ({"model": "FLEX_START", "max_run_duration": None}, "valid integer"),
         ({"model": "FLEX_START", "request_valid_for": 89}, "greater than or equal to 90"),
         ({"model": "FLEX_START", "request_valid_for": 7201}, "less than or equal to 7200"),

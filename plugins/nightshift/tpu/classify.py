@@ -18,6 +18,7 @@ from nightshift.errors import (
     ConfigurationRefused,
     NightshiftError,
     QuotaExceeded,
+    VmLost,
 )
 from nightshift.tpu.provisioning import SEND_MAX_RUN_DURATION
 
@@ -144,6 +145,11 @@ RULES: Final = (
         CapacityUnavailable,
         "The zone has no such TPU free now: retry later, name another zone in the recipe, or use a "
         "reservation or FLEX_START.",
+    ),
+    Rule(
+        r"OPERATION_CANCELED_BY_USER",
+        VmLost,
+        "The instance was deleted or preempted while it was being made; the next try asks for a new one.",
     ),
     Rule(
         r"accessNotConfigured|SERVICE_DISABLED|API has not been used in project",

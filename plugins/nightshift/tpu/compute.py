@@ -258,7 +258,7 @@ class GoogleCompute(ComputeApi):
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(CloudUnavailable),
             stop=tenacity.stop_after_attempt(READ_ATTEMPTS),
-            wait=tenacity.wait_exponential_jitter(initial=0.5, max=5),
+            wait=tenacity.wait_exponential_jitter(initial=0.5, max=5, jitter=0.25),
             reraise=True,
         )
         return retrying(once)

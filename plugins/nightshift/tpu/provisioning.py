@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 #: An instance's `maxRunDuration`, in seconds.
 MIN_RUN_DURATION: Final = 30
 MAX_RUN_DURATION: Final = 120 * 24 * 3600
+MIN_FLEX_RUN_DURATION: Final = 600
 MAX_FLEX_RUN_DURATION: Final = 7 * 24 * 3600
 
 #: Flex-start's `requestValidForDuration`, in seconds.
@@ -92,9 +93,9 @@ class FlexStart(_Model):
     """Queued capacity (Dynamic Workload Scheduler): waits its turn, then runs for a limited time."""
 
     model: Literal["FLEX_START"] = Field(description="Capacity that is waited for in a queue.")
-    max_run_duration: Annotated[int, Field(ge=MIN_RUN_DURATION, le=MAX_FLEX_RUN_DURATION)] = Field(
+    max_run_duration: Annotated[int, Field(ge=MIN_FLEX_RUN_DURATION, le=MAX_FLEX_RUN_DURATION)] = Field(
         default=DEFAULT_RUN_DURATION,
-        description="Seconds after which Compute Engine deletes the VM; required by Google (30 s to 7 days).",
+        description="Seconds after which Compute Engine deletes the VM; required by Google (10 minutes to 7 days).",
     )
     request_valid_for: Annotated[int, Field(ge=MIN_REQUEST_VALID_FOR, le=MAX_REQUEST_VALID_FOR)] = Field(
         default=MAX_REQUEST_VALID_FOR,
