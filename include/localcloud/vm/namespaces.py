@@ -28,41 +28,7 @@ _PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108  replaced by file systems of the V
 
 _BOOT_SECONDS = 20.0
 
-#: The first process of a VM. It reads from a pipe that only the daemon holds the other end of, so the VM
-#: ends when the daemon does, however it ends; while it reads, bash reaps every orphan. Its arguments are the
-#: folders to hide, `--`, and the folders of the host's /tmp to carry over into the VM's own.
-_INIT = r"""
-set -eu
-mount -t proc proc /proc
-hostname "$VM_NAME"
-mount -t tmpfs -o "mode=1777$VM_SHM_SIZE" tmpfs /dev/shm
-mount -t tmpfs -o mode=755 tmpfs /mnt
-sed "s#^\([^:]*:[^:]*:$(id -u):[^:]*:[^:]*\):[^:]*:.*#\1:$VM_HOME:/bin/bash#" /etc/passwd > /mnt/passwd
-chmod 644 /mnt/passwd
-mount --bind /mnt/passwd /etc/passwd
-while [ "$1" != -- ]; do
-  mount -t tmpfs -o ro,mode=555 tmpfs "$1"
-  shift
-done
-shift
-i=0
-for kept in "$@"; do
-  mkdir -p "/mnt/kept/$i"
-  mount --rbind "$kept" "/mnt/kept/$i"
-  i=$((i + 1))
-done
-mount -t tmpfs -o mode=1777 tmpfs /tmp
-i=0
-for kept in "$@"; do
-  mkdir -p "$kept"
-  mount --move "/mnt/kept/$i" "$kept"
-  i=$((i + 1))
-done
-cd /
-echo ready
-exec > /dev/null
-read -r _ || true
-"""
+_INIT = Path(__file__).with_name("init.sh")
 
 
 def _unshare() -> list[str]:
@@ -131,9 +97,7 @@ class NamespaceMachine:
             self._unshare = await asyncio.create_subprocess_exec(
                 *_unshare(),
                 "bash",
-                "-c",
-                _INIT,
-                "init",
+                str(_INIT),
                 *self._hidden(),
                 "--",
                 *kept,

@@ -167,6 +167,7 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
     def session_started(self) -> None:
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         self._waiting += len(data)
@@ -213,6 +214,13 @@ class _Session(asyncssh.SSHServerSession[bytes]):
             channel.exit_with_signal(signal.Signals(-code).name.removeprefix("SIG"))
         else:
             channel.exit(code)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Let no failure of the server itself leave the client waiting."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._server.log(f"session failed: {error!r}")
+            if self._channel is not None:
+                self._channel.exit(255)
 
     def _argv(self, channel: asyncssh.SSHServerChannel[bytes]) -> list[str]:
         if channel.get_subsystem() == "sftp":
@@ -284,7 +292,8 @@ class _Session(asyncssh.SSHServerSession[bytes]):
         finally:
             feeder.cancel()
             reading.close()
-            writing.abort()
+            if not writing.is_closing():
+                writing.abort()
             self._terminal = None
             os.close(master)  # the last descriptor: the kernel hangs up what still runs on the terminal
 
