@@ -94,8 +94,18 @@ def test_a_lock_file_is_sent_along_and_installed_as_it_is(
     assert ran.code == 0, ran.output
     called = commands_of(machine)
     assert "uv pip install --no-deps -r maxtext_venv.lock" in called
-    assert not [call for call in called if call.startswith(("apt-get", "install_tpu"))]
+    assert not [call for call in called if call.startswith("install_tpu")]
     assert (machine.home / "maxtext_venv.lock").read_text(encoding="utf-8") == LOCK
+
+
+def test_no_system_packages_are_touched_when_none_are_asked_for(
+    machine: Machine, production: Recipe, tmp_path: Path
+) -> None:
+    data = production.model_dump(mode="json")
+    data["software"] |= {"apt_upgrade": False, "apt_packages": []}
+    changed = Recipe.model_validate(data)
+    assert machine.run(install.install_script(changed, layout(changed, tmp_path))).code == 0
+    assert not [call for call in commands_of(machine) if call.startswith("apt-get")]
 
 
 def test_a_lock_without_its_text_and_a_text_without_its_lock_are_refused(

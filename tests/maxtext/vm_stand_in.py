@@ -47,6 +47,7 @@ case " ${FAILING:-} " in *" $(basename "$0") "*) exit 7 ;; esac
 case "$(basename "$0") $*" in
   "uv venv"*) mkdir -p maxtext_venv ;;
   "uv pip freeze"*) echo "jax==0.10.1"; echo "maxtext==0.2.3" ;;
+  sudo*) exec "$@" ;;
   env*) shift 2; while [[ "$1" == *=* ]]; do shift; done; exec "$@" ;;
 esac
 """

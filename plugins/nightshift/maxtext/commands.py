@@ -234,7 +234,11 @@ def install_environment(recipe: Recipe, layout: VmLayout) -> dict[str, str]:
     return {"UV_TORCH_BACKEND": recipe.software.torch_backend, **training_environment(recipe, layout)}
 
 
-_LOGGING = {"PYTHONUNBUFFERED": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+_LOGGING = {
+    "PYTHONUNBUFFERED": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+}
 
 
 def value_text(value: object) -> str:
