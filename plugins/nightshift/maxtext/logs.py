@@ -236,4 +236,4 @@ def _evaluation(match: re.Match[str]) -> Evaluation:
 
 
 def _float(text: str) -> float:
-    return {"True": 1.0, "False": 0.0}.get(text) or (0.0 if text == "False" else float(text))
+    return float(text == "True") if text in {"True", "False"} else float(text)

@@ -466,15 +466,12 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         problems: list[tuple[tuple[str, ...], object, str]] = []
-        for section, extras, scope in (
-            ("training", self.training.maxtext, "training"),
-            ("conversion", self.conversion.maxtext, "conversion"),
-        ):
-            for key, value in extras.items():
-                checked_scope: settings.Scope = "training" if scope == "training" else "conversion"
-                text = settings.extra_problem(key, value, checked_scope, self.model.name)
+        scopes: tuple[settings.Scope, ...] = ("training", "conversion")
+        for scope in scopes:
+            for key, value in getattr(self, scope).maxtext.items():
+                text = settings.extra_problem(key, value, scope, self.model.name)
                 if text is not None:
-                    problems.append(((section, "maxtext", key), value, text))
+                    problems.append(((scope, "maxtext", key), value, text))
         repo = self.publish.repo
         if (
             repo
