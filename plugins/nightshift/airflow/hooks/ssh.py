@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import asyncssh
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow.sdk import Connection
+
+# It tells of every packet at INFO, and a task's log is for people.
+logging.getLogger("asyncssh").setLevel(logging.WARNING)
 
 DEFAULT_USER = "nightshift"
 DEFAULT_PORT = 22

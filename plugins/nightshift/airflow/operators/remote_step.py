@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from nightshift.tpu.api import Instance
 
 #: Seconds for which a new job is watched before the task defers: a step that finds its result already there is over
-#: by then, and a task that resumes at once after deferring can lose a race in the scheduler (Airflow 3.3).
-QUICK_SECONDS = 5.0
+#: by then, and need not go through the triggerer (see triggers/settling.py).
+QUICK_SECONDS = 8.0
 TAIL_LINES = 400
 LEAST_TIMEOUT = 30.0  # seconds that even a re-attached job past its limit gets, to tell its end
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from nightshift.airflow.log_view import LogView
+from nightshift.airflow.triggers.settling import settle
 from nightshift.errors import NightshiftError
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class RemoteJobTrigger(BaseTrigger):
         from nightshift.airflow.hooks.ssh import VmSshHook
         from nightshift.remote.client import follow_to_end
 
+        since = time.monotonic()
         view = LogView(self.log, self.total_steps)
         try:
             target = await VmSshHook(self.ssh_conn_id).async_target(self.address, self.host_keys)
@@ -74,11 +77,13 @@ class RemoteJobTrigger(BaseTrigger):
             )
         except NightshiftError as error:
             self.log.warning("%s", error)
-            yield TriggerEvent({"ended": False, "reason": error.reason})
+            outcome = {"ended": False, "reason": error.reason}
         else:
-            yield TriggerEvent({"ended": True})
+            outcome = {"ended": True}
         finally:
             view.close()
+        await settle(since)
+        yield TriggerEvent(outcome)
 
     async def on_kill(self) -> None:
         """Stop the job and all its children: the task was marked or cleared in the UI."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from nightshift.airflow.triggers.settling import settle
 from nightshift.errors import NightshiftError
 from nightshift.tpu.lease import LeaseRequest, Limits, Phase, Waiting, wait_ready
 
@@ -61,12 +62,15 @@ class VmReadyTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the VM."""
+        since = time.monotonic()
         try:
             await asyncio.to_thread(self._wait)
         except NightshiftError as error:
-            yield TriggerEvent({"ready": False, "error": type(error).__name__, **_parts(error)})
+            outcome = {"ready": False, "error": type(error).__name__, **_parts(error)}
         else:
-            yield TriggerEvent({"ready": True})
+            outcome = {"ready": True}
+        await settle(since)
+        yield TriggerEvent(outcome)
 
     def _wait(self) -> None:
         from nightshift.airflow.hooks.google import GoogleHook
