@@ -141,6 +141,7 @@ class Request:
         not enough, or None.
     :param prefix: folder in the bucket, below which the run writes.
     :param publish_to: Hub repository to publish to; None when nothing is published.
+    :param publish_private: the visibility that a published model is to have.
     :param zones: in the order in which they are tried.
     :param reservation: short name; None when none is used.
     :param ssh_public_key: one line of an OpenSSH public key; None when none is configured.
@@ -156,6 +157,7 @@ class Request:
     data_problem: Callable[[int, int], str | None]
     prefix: str
     publish_to: str | None
+    publish_private: bool
     zones: tuple[str, ...]
     machine_type: str
     image_project: str
@@ -215,6 +217,7 @@ class _Preflight:
     clients: Clients
     policy: RetryPolicy
     findings: list[Finding] = field(default_factory=list)
+    identity: access.Identity | None = None
     model_revision: str | None = None
     dataset_revision: str | None = None
     train_rows: int | None = None
@@ -242,8 +245,14 @@ class _Preflight:
         checks += [("image", self._image), ("SSH key", self._ssh_key)]
         return checks
 
+    def _identity(self) -> access.Identity:
+        # Once: the Hub limits this question strictly.
+        if self.identity is None:
+            self.identity = access.identify(self.clients.hub(), policy=self.policy)
+        return self.identity
+
     def _token(self) -> str:
-        who = access.identify(self.clients.hub(), policy=self.policy)
+        who = self._identity()
         return f"token of {who.name}, role {who.role or 'unknown'}"
 
     def _model(self) -> str:
@@ -285,12 +294,19 @@ class _Preflight:
 
     def _publishing(self) -> str:
         repo = self.request.publish_to or ""
-        who = access.identify(self.clients.hub(), policy=self.policy)
+        who = self._identity()
         if problem := access.can_write(who, repo):
             raise _Problem(
                 problem, "give the connection a token with write access, or name another repository"
             )
-        return f"{who.name} may write to {repo}"
+        private = access.visibility(self.clients.hub(), repo, policy=self.policy)
+        wanted = "private" if self.request.publish_private else "public"
+        if private not in {None, self.request.publish_private}:
+            raise _Problem(
+                f"{repo} is {'private' if private else 'public'}, the recipe says {wanted}",
+                "change the repository's visibility on the Hub, or the recipe",
+            )
+        return f"{who.name} may write to {repo}, {wanted}{' and new' if private is None else ''}"
 
     def _no_zone(self) -> str:
         raise _Problem("the recipe names no zone", "name at least one zone in the recipe")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ def request_(cloud: LocalCloud) -> Request:
         data_problem=enough,
         prefix="preflight-test",
         publish_to="nightshift-rehearsal/Llama-3.1-8B-nightly",
+        publish_private=True,
         zones=(cloud.zone,),
         machine_type="ct6e-standard-8t",
         image_project="ubuntu-os-accelerator-images",
@@ -168,6 +170,18 @@ def test_a_run_that_publishes_nothing_needs_no_write_access(
     report = preflight(replace(request_, publish_to=None, reservation=None), reading, policy=QUICK)
     assert problems(report) == {}
     assert not {"publishing", f"reservation in {cloud.zone}"} & {finding.check for finding in report.findings}
+
+
+def test_a_repository_of_the_wrong_visibility_is_found_before_the_night(
+    request_: Request, clients: Clients
+) -> None:
+    repo = f"nightshift-rehearsal/public-{uuid.uuid4().hex[:8]}"
+    clients.hub().create_repo(repo, private=False)
+    report = preflight(replace(request_, publish_to=repo), clients, policy=QUICK)
+    assert list(problems(report)) == ["publishing"]
+    assert "is public, the recipe says private" in problems(report)["publishing"]
+    public = replace(request_, publish_to=repo, publish_private=False)
+    assert problems(preflight(public, clients, policy=QUICK)) == {}
 
 
 def test_too_little_data_is_said_with_the_numbers(request_: Request, clients: Clients) -> None:

@@ -20,6 +20,7 @@ from nightshift.errors import (
     CloudUnavailable,
     ConfigurationRefused,
     NightshiftError,
+    TransientError,
     VerificationFailed,
 )
 from nightshift.export.verify import StoredObject
@@ -35,7 +36,7 @@ RETRY_SECONDS = 120.0
 
 _UNANSWERED = (
     requests_exceptions.RequestException,
-    auth.TransportError,
+    auth.GoogleAuthError,  # what is left of it after _no_credentials
     api.RetryError,
     ConnectionError,
     TimeoutError,
@@ -57,11 +58,10 @@ def storage_client(
     )
 
 
-class GenerationMismatch(NightshiftError):
+class GenerationMismatch(TransientError):
     """Somebody else wrote the object since it was read; read it again and repeat the change."""
 
     reason = "generation_mismatch"
-    retryable = True
 
 
 class Storage:
@@ -182,12 +182,20 @@ class Storage:
             yield
         except (
             api.GoogleAPICallError,
-            auth.GoogleAuthError,
             InvalidResponse,
             DataCorruption,
             *_UNANSWERED,
         ) as error:
             raise storage_error(error, bucket=self.bucket, doing=doing) from error
+
+
+def _no_credentials(error: BaseException) -> bool:
+    """Whether the credentials are missing or wrong, and not just out of reach for the moment."""
+    return (
+        isinstance(error, auth.GoogleAuthError)
+        and not isinstance(error, auth.TransportError)
+        and not error.retryable
+    )
 
 
 def storage_error(error: Exception, *, bucket: str, doing: str) -> NightshiftError:
@@ -212,7 +220,7 @@ def storage_error(error: Exception, *, bucket: str, doing: str) -> NightshiftErr
             next_step=f"create it: gcloud storage buckets create gs://{bucket} --location=REGION, "
             "in the region of the TPU; or name another bucket in the recipe",
         )
-    if status in {401, 403} or isinstance(cause, (auth.DefaultCredentialsError, auth.RefreshError)):
+    if status in {401, 403} or _no_credentials(cause):
         return AccessDenied(
             what,
             next_step=f"grant {ROLE} on gs://{bucket} to the service account of the Google connection",

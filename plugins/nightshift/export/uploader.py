@@ -64,7 +64,7 @@ PROGRESS_SECONDS = 5.0
 
 _UNANSWERED = (
     requests_exceptions.RequestException,
-    auth.TransportError,
+    auth.GoogleAuthError,  # what is left of it after _no_credentials
     api.RetryError,
     ConnectionError,
     TimeoutError,
@@ -332,6 +332,15 @@ def _same(blob: Blob | None, entry: Entry) -> bool:
     return blob is not None and blob.size == entry.size and blob.crc32c == entry.crc32c
 
 
+def _no_credentials(error: BaseException) -> bool:
+    """Whether the credentials are missing or wrong, and not just out of reach for the moment."""
+    return (
+        isinstance(error, auth.GoogleAuthError)
+        and not isinstance(error, auth.TransportError)
+        and not error.retryable
+    )
+
+
 def explain(error: BaseException, bucket: str) -> ExportError | None:
     """Return the error as one line with its exit code, or None for a fault of this program."""
     if isinstance(error, ExportError):
@@ -344,17 +353,14 @@ def explain(error: BaseException, bucket: str) -> ExportError | None:
         status = error.response.status_code
     status = int(status) if isinstance(status, int) else None
     detail = " ".join(str(error).split())[:300]
-    if (
-        isinstance(error, OSError)
-        and error.filename is not None
-        and not isinstance(error, requests_exceptions.RequestException)
-    ):
-        return ExportError(EXIT_SOURCE, f"{error.filename} cannot be read: {error.strerror}")
+    if isinstance(error, OSError) and not isinstance(error, _UNANSWERED):
+        what = error.filename or "a file of the source"
+        return ExportError(EXIT_SOURCE, f"{what} cannot be read: {error.strerror or error}")
     if status == 404:
         return ExportError(
             EXIT_BUCKET, f"bucket gs://{bucket} does not exist: gcloud storage buckets create gs://{bucket}"
         )
-    if status in {401, 403} or isinstance(error, (auth.DefaultCredentialsError, auth.RefreshError)):
+    if status in {401, 403} or _no_credentials(error):
         return ExportError(
             EXIT_ACCESS,
             f"no permission to write to gs://{bucket}: the VM's service account needs "

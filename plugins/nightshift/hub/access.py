@@ -5,14 +5,16 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet
 from huggingface_hub import DatasetCard, HfFileSystem
+from huggingface_hub.errors import RepositoryNotFoundError
 
 from nightshift.errors import ConfigurationRefused
-from nightshift.hub.errors import RetryPolicy, hub_errors
+from nightshift.hub.errors import RetryPolicy, hub_errors, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -80,6 +82,25 @@ def can_write(identity: Identity, repo: str) -> str | None:
     if identity.orgs.get(namespace) == "read":
         return f"{identity.name} may only read in the organisation {namespace}"
     return None
+
+
+def visibility(api: HfApi, repo: str, *, policy: RetryPolicy = READ) -> bool | None:
+    """Return whether the model repository is private; None when this token sees no such repository.
+
+    :raises AccessDenied: the token is wrong.
+    :raises CloudUnavailable: the Hub does not answer, or not now.
+    """
+
+    def call() -> bool | None:
+        with hub_errors(f"looking for {repo}", repo=repo, endpoint=api.endpoint):
+            try:
+                return api.model_info(repo).private
+            except RepositoryNotFoundError as error:
+                if status_of(error) == HTTPStatus.NOT_FOUND:
+                    return None
+                raise
+
+    return policy.retrying()(call)
 
 
 def resolve_model(api: HfApi, repo: str, revision: str, *, policy: RetryPolicy = READ) -> str:
