@@ -141,10 +141,10 @@ class Request:
         not enough, or None.
     :param prefix: folder in the bucket, below which the run writes.
     :param publish_to: Hub repository to publish to; None when nothing is published.
-    :param publish_private: the visibility that a published model is to have.
     :param zones: in the order in which they are tried.
     :param reservation: short name; None when none is used.
     :param ssh_public_key: one line of an OpenSSH public key; None when none is configured.
+    :param publish_private: the visibility that the published model is to have; None accepts either.
     """
 
     model: str
@@ -157,13 +157,13 @@ class Request:
     data_problem: Callable[[int, int], str | None]
     prefix: str
     publish_to: str | None
-    publish_private: bool
     zones: tuple[str, ...]
     machine_type: str
     image_project: str
     image_family: str
     reservation: str | None
     ssh_public_key: str | None
+    publish_private: bool | None = None
 
 
 class _Problem(Exception):
@@ -300,13 +300,15 @@ class _Preflight:
                 problem, "give the connection a token with write access, or name another repository"
             )
         private = access.visibility(self.clients.hub(), repo, policy=self.policy)
-        wanted = "private" if self.request.publish_private else "public"
-        if private not in {None, self.request.publish_private}:
+        if private is None:
+            return f"{who.name} may write to {repo}, which is to be created"
+        is_now = "private" if private else "public"
+        if self.request.publish_private not in {None, private}:
             raise _Problem(
-                f"{repo} is {'private' if private else 'public'}, the recipe says {wanted}",
+                f"{repo} is {is_now}, the recipe says {'public' if private else 'private'}",
                 "change the repository's visibility on the Hub, or the recipe",
             )
-        return f"{who.name} may write to {repo}, {wanted}{' and new' if private is None else ''}"
+        return f"{who.name} may write to {repo}, which is {is_now}"
 
     def _no_zone(self) -> str:
         raise _Problem("the recipe names no zone", "name at least one zone in the recipe")
