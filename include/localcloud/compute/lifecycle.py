@@ -211,7 +211,7 @@ class Lifecycle:
         self._operations.run(operation)
         await asyncio.sleep(queue.seconds if queue else 0.0)
         if (failure := self._insert_failure(record)) is not None:
-            self._give_up(record, operation, failure)
+            await self._give_up(record, operation, failure)
             return
         record.resource["status"] = "STAGING"
         self._store.save(record)
@@ -234,7 +234,10 @@ class Lifecycle:
             reservation=last(named[0]) if named else "",
         )
 
-    def _give_up(self, record: InstanceRecord, operation: OperationRecord, failure: OperationFailure) -> None:
+    async def _give_up(
+        self, record: InstanceRecord, operation: OperationRecord, failure: OperationFailure
+    ) -> None:
+        await asyncio.to_thread(shutil.rmtree, self.vm_dir(record), ignore_errors=True)
         self._store.remove(record)
         self._boots.pop(record.key, None)
         self._operations.finish(operation, failure)
@@ -247,12 +250,16 @@ class Lifecycle:
             if not late:
                 await self._start_vm(record)
             await pause
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # whatever it is, the instance must not stay STAGING for ever
             log.exception("%s does not boot", record.key)
             failure = OperationFailure(
                 "INTERNAL_ERROR", f"Internal error: {error}", 500, "INTERNAL SERVER ERROR"
             )
-            self._give_up(record, operation, failure)
+            if operation.resource["operationType"] == "insert":
+                await self._give_up(record, operation, failure)
+            else:
+                self._terminated(record)
+                self._operations.finish(operation, failure)
             return
         finally:
             pause.cancel()
@@ -334,13 +341,16 @@ class Lifecycle:
             if self._store.instances.get(record.key) is not record:
                 return  # another end of the same instance was faster
             await self._stop_vm(record, erase=delete)
-            record.expires = None
             if delete:
                 self._store.remove(record)
-                return
-            record.resource.pop("resourceStatus", None)
-            record.resource.update(status="TERMINATED", lastStopTimestamp=timestamp())
-            self._store.save(record)
+            else:
+                self._terminated(record)
+
+    def _terminated(self, record: InstanceRecord) -> None:
+        record.expires = None
+        record.resource.pop("resourceStatus", None)
+        record.resource.update(status="TERMINATED", lastStopTimestamp=timestamp())
+        self._store.save(record)
 
     def _lock(self, record: InstanceRecord) -> asyncio.Lock:
         return self._ending.setdefault(record.instance_id, asyncio.Lock())
