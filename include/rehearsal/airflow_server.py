@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from rehearsal.settings import MARKER, ROOT, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 START_TIMEOUT = 240.0  # seconds; 50 on two idle cores, more while packages get their bytecode
 TERM_GRACE = 15.0  # seconds between TERM and KILL
@@ -23,19 +25,38 @@ class AirflowFailed(RuntimeError):
 
 
 def processes(settings: Settings) -> list[psutil.Process]:
-    """Return every process of this rehearsal's Airflow, found by the variable in its environment.
+    """Return every process of this rehearsal's Airflow: of its session, or with the variable in its environment.
 
-    Ending the parent alone leaves scheduler, api-server and workers behind (Airflow 3.3), and their sessions
-    differ, so neither a pid nor a process group is enough.
+    Ending the parent alone leaves scheduler, api-server and workers behind (Airflow 3.3). Neither sign is enough by
+    itself: servers that set their process title have overwritten their environment, and tasks begin new sessions.
     """
+    leader = _leader(settings)
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARKER) == str(settings.var):
+            if os.getsid(process.pid) == leader or process.environ().get(MARKER) == str(settings.var):
                 found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
+        except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
             continue  # ended meanwhile, or somebody else's
     return found
+
+
+def _leader(settings: Settings) -> int | None:
+    """Return the session of the Airflow that was started last, unless the number is another process's by now."""
+    try:
+        pid, started = _pid_file(settings).read_text(encoding="utf-8").split()
+        if any(
+            process.pid == int(pid) and process.create_time() != float(started)
+            for process in psutil.process_iter()
+        ):
+            return None
+    except FileNotFoundError:
+        return None
+    return int(pid)
+
+
+def _pid_file(settings: Settings) -> Path:
+    return settings.airflow_home / "session.pid"
 
 
 def is_healthy(settings: Settings) -> bool:
@@ -72,6 +93,8 @@ def start(settings: Settings, tell: Callable[[str], None]) -> None:
             stderr=output,
             start_new_session=True,
         )
+    started = psutil.Process(process.pid).create_time()
+    _pid_file(settings).write_text(f"{process.pid} {started}", encoding="utf-8")
     deadline = time.monotonic() + START_TIMEOUT
     while not is_healthy(settings):
         if process.poll() is not None:
@@ -90,6 +113,7 @@ def stop(settings: Settings) -> int:
     for process in [*alive, *processes(settings)]:
         _signal(process.kill)
     psutil.wait_procs(alive, timeout=TERM_GRACE)
+    _pid_file(settings).unlink(missing_ok=True)
     return len(found)
 
 

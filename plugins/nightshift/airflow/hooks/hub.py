@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 from airflow.sdk import BaseHook
 from huggingface_hub import HfApi
 
 from nightshift.errors import AccessDenied
 from nightshift.names import HUB_CONNECTION
+
+# The Hub's client tells of every request at INFO, and a task's log is for people.
+for _client in ("httpx", "httpx2"):
+    logging.getLogger(_client).setLevel(logging.WARNING)
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
 

@@ -55,6 +55,7 @@ class PreflightOperator(NightshiftOperator):
             data_problem=lambda train_rows, eval_rows: data_problem(recipe, train_rows, eval_rows),
             prefix=night.bucket.run_prefix,
             publish_to=recipe.publish.repo if recipe.publish.enabled else None,
+            publish_private=recipe.publish.private,
             zones=(recipe.tpu.zone,),
             machine_type=recipe.tpu.machine_type,
             image_project=recipe.tpu.image_project,
