@@ -51,17 +51,17 @@ def check(settings: Settings) -> None:
         bind(port, purpose).close()
 
 
-def free_base() -> int:
-    """Return a first port that has four free ones in a row.
+def free_base(count: int = _WIDTH) -> int:
+    """Return a first port that has `count` free ones in a row: the four of a local cloud unless more are asked for.
 
     Another process may take one before they are bound; who needs certainty tries again.
     """
     candidates = list(_SEARCHED)
     random.Random(os.getpid()).shuffle(candidates)  # noqa: S311  only spreads parallel test runs
     for base in candidates:
-        if all(_free(port) for port in range(base, base + _WIDTH)):
+        if all(_free(port) for port in range(base, base + count)):
             return base
-    raise PortTaken(f"No four free ports in a row between {_SEARCHED.start} and {_SEARCHED.stop}.")
+    raise PortTaken(f"No {count} free ports in a row between {_SEARCHED.start} and {_SEARCHED.stop}.")
 
 
 def _free(port: int) -> bool:

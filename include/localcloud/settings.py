@@ -55,7 +55,7 @@ class Settings:
         return 22 if os.geteuid() == 0 else self.port + 3
 
     def vm_address(self, number: int) -> str:
-        """Return the loopback address of VM `number` (1–250); the two middle octets are this cloud's own."""
+        """Return the loopback address of VM `number` (1 to 250); the two middle octets are this cloud's own."""
         return f"127.{64 + self.port // 256 % 128}.{self.port % 256}.{number}"
 
     @property

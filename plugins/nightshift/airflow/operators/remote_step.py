@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk.exceptions import TaskDeferralTimeout
 
 from nightshift import names
-from nightshift.airflow.links import VmLink
+from nightshift.airflow.links import VmLink, vm_address
 from nightshift.airflow.log_view import LogView
 from nightshift.airflow.night import pulled
 from nightshift.airflow.operators.base import NightshiftOperator
@@ -111,6 +111,9 @@ class RemoteStepOperator(NightshiftOperator):
         """Start or attach, watch for a moment, and defer while the job runs."""
         with self.reporting(context):
             site = self._site(context)
+            project = site.night.recipe.tpu.project or self.google.project()
+            where = vm_address(project, site.instance.zone, site.instance.name, self.google.compute_endpoint)
+            self.push_link(context, VmLink(), where)
             view = LogView(self.log, self.total_steps(site.night))
             offset = 0
 
