@@ -45,9 +45,16 @@ class MarkedMachine:
             )
 
     def command(self, argv: Sequence[str], *, tty: bool) -> list[str]:
-        """Return the command that runs `argv` with the VM's mark, in its home, leading its own session."""
+        """Return the command that runs `argv` with the VM's mark, in its home.
+
+        Whoever starts it makes it the leader of a session, unless there is a terminal to be taken.
+        """
         mark = [f"--chdir={self._spec.home}", f"{processes.MARK}={self._mark}"]
-        return ["env", *mark, "setsid", "--fork", "--wait", *(["--ctty"] if tty else []), *argv]
+        return ["env", *mark, *(["setsid", "--ctty"] if tty else []), *argv]
+
+    def leader(self, pid: int) -> int | None:
+        """Return `pid`: nothing stands between."""
+        return pid
 
     async def hide(self, folder: Path) -> None:
         """Do nothing: without a mount namespace everything is visible."""

@@ -147,6 +147,10 @@ class NamespaceMachine:
             *argv,
         ]
 
+    def leader(self, pid: int) -> int | None:
+        """Return nsenter's only child; None when it has none any more."""
+        return next(iter(processes.children(pid)), None)
+
     async def hide(self, folder: Path) -> None:
         """Mount an empty file system over `folder`, in this VM only."""
         script = (

@@ -72,6 +72,10 @@ class Machine(Protocol):
         """Return the command that runs `argv` on the VM, in its home, as leader of a session of its own."""
         ...
 
+    def leader(self, pid: int) -> int | None:
+        """Return the process id of the session leader that `command`, started as `pid`, has become or made."""
+        ...
+
     async def hide(self, folder: Path) -> None:
         """Make `folder` look empty on the VM."""
         ...

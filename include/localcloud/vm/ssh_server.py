@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING
 
 import asyncssh
 
-from localcloud.vm import processes
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -283,9 +281,8 @@ class _Session(asyncssh.SSHServerSession[bytes]):
         writing, protocol = await loop.connect_write_pipe(
             asyncio.streams.FlowControlMixin, os.fdopen(os.dup(master), "wb", buffering=0)
         )
-        feeder = asyncio.create_task(
-            self._feed(asyncio.StreamWriter(writing, protocol, None, loop), end=_END_OF_FILE)
-        )
+        writer = asyncio.StreamWriter(writing, protocol, None, loop)
+        feeder = asyncio.create_task(self._feed(writer, end=_END_OF_FILE))
         try:
             await self._forward(output, channel.write)
             return await process.wait()
@@ -299,9 +296,8 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
     async def _feed(self, stdin: asyncio.StreamWriter, end: bytes = b"") -> None:
         """Pass the client's input on, and its end."""
-        with suppress(
-            ConnectionError
-        ):  # the process closed its input: the client may go on sending, as under sshd
+        # A process that closes its input is no error: the client may go on sending, as under sshd.
+        with suppress(ConnectionError):
             while (data := await self._input.get()) is not None:
                 stdin.write(data)
                 await stdin.drain()
@@ -332,10 +328,11 @@ class _Session(asyncssh.SSHServerSession[bytes]):
             fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, packed)
 
     def _signal(self, name: str) -> None:
-        """Send a signal to the session's process group: the leader is nsenter's or setsid's only child."""
+        """Send a signal to the session's process group."""
         number = getattr(signal, f"SIG{name}", None)
-        if self._process is None or number is None:
+        if self._process is None or self._process.returncode is not None or number is None:
             return
-        for leader in processes.children(self._process.pid):
+        leader = self._server.machine.leader(self._process.pid)
+        if leader is not None:
             with suppress(ProcessLookupError):  # it has ended meanwhile
                 os.killpg(leader, number)
