@@ -64,7 +64,8 @@ async def _serve(settings: Settings) -> None:
     async def hub_fault(order: dict[str, Any]) -> object:
         async with httpx.AsyncClient(base_url=settings.hub_endpoint, trust_env=False) as client:
             answer = await client.post(HUB_FAULTS, json=order)
-            answer.raise_for_status()
+            if answer.is_error:
+                raise ValueError(f"The Hub refuses the order: {answer.text}")
             return answer.json()
 
     async with AsyncExitStack() as stack:

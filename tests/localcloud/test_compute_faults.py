@@ -204,6 +204,7 @@ def test_shm_of_the_next_vm_can_be_small(compute: Compute, tmp_path: Path) -> No
         ({"on": "insert", "error": "bad luck"}, "stockout"),
         ({"on": "preempt", "instance": "nobody"}, "There is no instance 'nobody'"),
         ({"on": "ssh", "instance": "nobody"}, "There is no instance 'nobody'"),
+        ({"on": "hub", "status": 200}, "The Hub refuses the order"),
     ],
 )
 def test_an_order_that_cannot_be_carried_out_is_refused(

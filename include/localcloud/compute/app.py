@@ -41,7 +41,7 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 class ComputeCloud:
     """The Compute Engine of one local cloud: state, VMs and the web application.
 
-    :param hub_fault: passes a fault order on to the Hub.
+    :param hub_fault: passes a fault order on to the Hub; raises ValueError when the Hub refuses it.
     """
 
     def __init__(
@@ -244,7 +244,10 @@ class ComputeCloud:
             case faults.HubFault():
                 if self._hub_fault is None:
                     return _refused("This cloud runs without a Hub.")
-                return JSONResponse(await self._hub_fault(order.model_dump(exclude={"on"})))
+                try:
+                    return JSONResponse(await self._hub_fault(order.model_dump(exclude={"on"})))
+                except ValueError as error:
+                    return _refused(str(error))
             case _:
                 self._faults.add(order)
                 return JSONResponse(order.model_dump(exclude_none=True))
