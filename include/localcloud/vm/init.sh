@@ -12,7 +12,8 @@ chmod 644 /mnt/passwd
 mount --bind /mnt/passwd /etc/passwd
 
 while [ "$1" != -- ]; do
-  mount -t tmpfs -o ro,mode=555 tmpfs "$1"
+  # A folder may be erased between the look at what there is and this mount.
+  mount -t tmpfs -o ro,mode=555 tmpfs "$1" || [ ! -d "$1" ]
   shift
 done
 shift

@@ -152,12 +152,15 @@ class NamespaceMachine:
         return next(iter(processes.children(pid)), None)
 
     async def hide(self, folder: Path) -> None:
-        """Mount an empty file system over `folder`, in this VM only."""
-        script = (
-            '[ ! -d "$1" ] || mount -t tmpfs -o ro,mode=555 tmpfs "$1"'  # absent where /tmp is the VM's own
-        )
+        """Mount an empty file system over `folder`, in this VM only; nothing to do once the VM is dead."""
+        if self._init is None:
+            return
+        # Absent where /tmp is the VM's own, or erased meanwhile.
+        script = '[ ! -d "$1" ] || mount -t tmpfs -o ro,mode=555 tmpfs "$1" || [ ! -d "$1" ]'
         command = [*self._enter(), "sh", "-c", script, "hide", str(folder)]
-        await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+        done = await asyncio.to_thread(subprocess.run, command, check=False, capture_output=True, text=True)
+        if done.returncode and Path(f"/proc/{self._init}").exists():
+            raise RuntimeError(f"{folder} cannot be hidden from VM {self._spec.name}: {done.stderr}")
 
     async def kill(self) -> None:
         """Kill the first process: the kernel then kills all the others and unmounts everything."""
