@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nightshift.hub.errors import RetryPolicy
     from nightshift.tpu.api import ComputeApi
 
+_MAIN = "main"  # the branch that a client reads when no revision is named
 _DETAIL_WIDTH = 100
 _RESERVATION_ON_ITS_WAY = frozenset({"CREATING", "UPDATING"})
 _PUBLIC_KEY = re.compile(r"^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp\d+|sk-\S+) [A-Za-z0-9+/]+=*( .*)?$")
@@ -137,6 +138,7 @@ class Clients:
 class Request:
     """What a run needs.
 
+    :param also_read: further model repositories that the run reads, at the head of their main branch.
     :param data_problem: takes the rows of the training and of the evaluation split and returns why they are
         not enough, or None.
     :param prefix: folder in the bucket, below which the run writes.
@@ -164,6 +166,7 @@ class Request:
     reservation: str | None
     ssh_public_key: str | None
     publish_private: bool | None = None
+    also_read: tuple[str, ...] = ()
 
 
 class _Problem(Exception):
@@ -229,6 +232,7 @@ class _Preflight:
         checks = [
             ("Hugging Face token", self._token),
             ("model and licence", self._model),
+            *((f"licence of {repo}", partial(self._also_read, repo)) for repo in request.also_read),
             ("dataset", self._dataset),
             ("enough data", self._rows),
             ("bucket", self._bucket),
@@ -259,6 +263,10 @@ class _Preflight:
         repo, revision = self.request.model, self.request.model_revision
         self.model_revision = access.resolve_model(self.clients.hub(), repo, revision, policy=self.policy)
         return f"{repo}@{revision} is {self.model_revision}, licence accepted"
+
+    def _also_read(self, repo: str) -> str:
+        access.resolve_model(self.clients.hub(), repo, _MAIN, policy=self.policy)
+        return f"{repo} can be read, licence accepted"
 
     def _dataset(self) -> str:
         repo, revision = self.request.dataset, self.request.dataset_revision

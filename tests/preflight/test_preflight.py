@@ -163,6 +163,36 @@ def test_each_token_meets_its_own_limits(
         report.raise_if_failed()
 
 
+def test_a_licence_is_needed_for_every_repository_that_the_run_reads(
+    request_: Request, clients: Clients, cloud: LocalCloud
+) -> None:
+    base, other = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"
+    both = replace(request_, also_read=(base, other))
+    report = preflight(both, clients, policy=QUICK)
+    assert problems(report) == {}
+    details = {finding.check: finding.detail for finding in report.findings}
+    assert details[f"licence of {base}"] == f"{base} can be read, licence accepted"
+    assert f"licence of {other}" in details
+    # The licence of one model of a family does not come with that of another.
+    cloud.fault(on="hub", path=f"{base}/auth-check", status=403, code="GatedRepo")
+    found = problems(preflight(both, clients, policy=QUICK))
+    assert list(found) == [f"licence of {base}"]
+    assert f"{cloud.hub_endpoint}/{base}" in found[f"licence of {base}"]
+    unlicensed = replace(
+        clients, hub=lambda: HfApi(endpoint=cloud.hub_endpoint, token="hf_rehearsal_nolicence")
+    )
+    report = preflight(both, unlicensed, policy=QUICK)
+    assert set(problems(report)) == {"model and licence", f"licence of {base}", f"licence of {other}"}
+
+
+def test_a_further_repository_that_is_gone_is_found_before_the_night(
+    request_: Request, clients: Clients
+) -> None:
+    report = preflight(replace(request_, also_read=("meta-llama/none",)), clients, policy=QUICK)
+    assert list(problems(report)) == ["licence of meta-llama/none"]
+    assert "does not exist" in problems(report)["licence of meta-llama/none"]
+
+
 def test_a_run_that_publishes_nothing_needs_no_write_access(
     request_: Request, clients: Clients, cloud: LocalCloud
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nightshift.airflow.operators.base import NightshiftOperator
 from nightshift.airflow.operators.vm import compute_of
 from nightshift.errors import NightshiftError
-from nightshift.maxtext.commands import data_problem
+from nightshift.maxtext.commands import data_problem, hub_repositories
 from nightshift.tpu.provisioning import reservation_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class PreflightOperator(NightshiftOperator):
             image_family=recipe.tpu.image_family,
             reservation=reservation.rpartition("/")[2] if reservation else None,
             ssh_public_key=self._public_key(),
+            also_read=tuple(repo for repo in hub_repositories(recipe) if repo != recipe.model.repo),
         )
 
     def _public_key(self) -> str | None:
