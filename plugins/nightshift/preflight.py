@@ -229,7 +229,7 @@ class _Preflight:
     def checks(self) -> list[tuple[str, Callable[[], str]]]:
         """Return the checks that this run needs, by name."""
         request = self.request
-        checks = [
+        checks: list[tuple[str, Callable[[], str]]] = [
             ("Hugging Face token", self._token),
             ("model and licence", self._model),
             *((f"licence of {repo}", partial(self._also_read, repo)) for repo in request.also_read),
