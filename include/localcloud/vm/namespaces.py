@@ -159,19 +159,19 @@ class NamespaceMachine:
         script = '[ ! -d "$1" ] || mount -t tmpfs -o ro,mode=555 tmpfs "$1" || [ ! -d "$1" ]'
         command = [*self._enter(), "sh", "-c", script, "hide", str(folder)]
         done = await asyncio.to_thread(subprocess.run, command, check=False, capture_output=True, text=True)
-        if done.returncode and Path(f"/proc/{self._init}").exists():
+        if done.returncode and self._init is not None:
             raise RuntimeError(f"{folder} cannot be hidden from VM {self._spec.name}: {done.stderr}")
 
     async def kill(self) -> None:
         """Kill the first process: the kernel then kills all the others and unmounts everything."""
         if self._unshare is None:
             return
-        if self._init is not None:
+        init, self._init = self._init, None
+        if init is not None:
             with suppress(ProcessLookupError):
-                os.kill(self._init, SIGKILL)
+                os.kill(init, SIGKILL)
         elif self._unshare.returncode is None:
             self._unshare.kill()
         await self._unshare.wait()
         if self._unshare.stdin is not None:
             self._unshare.stdin.close()
-        self._init = None

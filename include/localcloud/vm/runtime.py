@@ -103,7 +103,7 @@ class VmRuntime:
         self._settings = settings
         self._backend: Backend = backend or ("namespaces" if namespaces.available() else "fallback")
         self._vms: dict[str, _Running] = {}
-        self._starting: set[str] = set()
+        self._starting: dict[str, VmSpec] = {}
 
     @property
     def backend(self) -> Backend:
@@ -119,15 +119,16 @@ class VmRuntime:
         """
         if spec.name in self._vms or spec.name in self._starting:
             raise ValueError(f"VM {spec.name} runs already; stop it first")
-        self._starting.add(spec.name)
+        self._starting[spec.name] = spec
         try:
             self._vms[spec.name] = await self._boot(spec)
         finally:
-            self._starting.discard(spec.name)
+            del self._starting[spec.name]
 
     async def _boot(self, spec: VmSpec) -> _Running:
         spec.state_dir.mkdir(parents=True, exist_ok=True)
-        for other in list(self._vms.values()):
+        running = list(self._vms.values())
+        for other in running:
             await other.machine.hide(spec.state_dir)
         spec.home.mkdir(exist_ok=True)
         host_keys = await asyncio.to_thread(_host_keys, spec.state_dir)
@@ -139,6 +140,10 @@ class VmRuntime:
             machine = fallback.MarkedMachine(spec)
         try:
             await machine.boot()
+            # A VM that started at the same time may have made its folder after this one had looked.
+            for neighbour in [*self._starting.values(), *(vm.spec for vm in self._vms.values())]:
+                if neighbour != spec and all(neighbour != other.spec for other in running):
+                    await machine.hide(neighbour.state_dir)
             server = SshServer(spec, machine, log=lambda line: _log(spec, line))
             await server.listen([str(spec.state_dir / file) for file in HOST_KEY_TYPES.values()])
         except BaseException:

@@ -204,7 +204,7 @@ class _Session(asyncssh.SSHServerSession[bytes]):
             code = await self._serve(channel)
         except asyncio.CancelledError:
             return  # the client is gone; the process goes on, as under sshd
-        except OSError as error:
+        except OSError as error:  # the VM cannot be entered any more, or no process can be started
             self._server.log(f"session failed: {error}")
             channel.write_stderr(f"local cloud: {error}\n".encode())
             code = 255
@@ -273,6 +273,10 @@ class _Session(asyncssh.SSHServerSession[bytes]):
             self._process = process = await asyncio.create_subprocess_exec(
                 *argv, stdin=slave, stdout=slave, stderr=slave, env=environment
             )
+        except OSError:
+            self._terminal = None
+            os.close(master)
+            raise
         finally:
             os.close(slave)
         reading, _ = await loop.connect_read_pipe(

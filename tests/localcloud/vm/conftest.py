@@ -30,6 +30,7 @@ class VmLab:
     loop: asyncio.AbstractEventLoop
     key: Path
     specs: dict[str, VmSpec] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def await_(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine in the runtime's loop and return its result."""
@@ -38,7 +39,7 @@ class VmLab:
     def start(self, name: str, **changes: Any) -> VmSpec:
         """Start a VM, or one that was stopped without being erased."""
         public_key = self.key.with_suffix(".pub").read_text(encoding="utf-8").strip()
-        number = len(self.specs) + 1
+        number = next(self.numbers)
         arguments = {
             "name": name,
             "instance_id": str(1000 + number),

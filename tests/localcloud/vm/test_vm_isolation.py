@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -60,6 +61,15 @@ def test_a_vm_sees_nothing_of_the_rest_of_the_cloud(lab: VmLab) -> None:
     assert "home" in lab.out("two", f"ls -A {state}/vms/two").split()
     lab.stop("two")
     assert not (state / "vms" / "two").exists()
+
+
+def test_vms_that_start_together_do_not_see_each_other(lab: VmLab) -> None:
+    names = [f"vm{n}" for n in range(4)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lab.start, names))
+    for name in names:
+        others = [str(lab.settings.state_dir / "vms" / other) for other in names if other != name]
+        assert lab.out(name, f"find {' '.join(others)} -mindepth 1") == ""
 
 
 def test_the_home_is_private_and_the_user_database_agrees(lab: VmLab) -> None:
