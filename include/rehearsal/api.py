@@ -17,12 +17,12 @@ class Airflow:
     """
 
     def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=f"{url}/api/v2", timeout=30)
+        self._url = f"{url}/api/v2"
 
     def wait_for_dag(self, dag_id: str) -> None:
         """Return when the DAG has been parsed. Raises RuntimeError with the import errors when it does not appear."""
         deadline = time.monotonic() + PARSE_TIMEOUT
-        while self._client.get(f"/dags/{dag_id}").status_code == httpx.codes.NOT_FOUND:
+        while self._ask("GET", f"/dags/{dag_id}").status_code == httpx.codes.NOT_FOUND:
             if time.monotonic() > deadline:
                 errors = self._get("/importErrors")["import_errors"]
                 stacks = "\n".join(error["stack_trace"] for error in errors) or "no import error is reported"
@@ -50,7 +50,7 @@ class Airflow:
     def result(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
         """Return what a task pushed, or None."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}?deserialize=true"
-        answer = self._client.get(path)
+        answer = self._ask("GET", path)
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
         answer.raise_for_status()
@@ -59,19 +59,23 @@ class Airflow:
     def log_lines(self, dag_id: str, run_id: str, task_id: str, try_number: int) -> list[str]:
         """Return the lines of a task's log as they are by now."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
-        answer = self._client.get(path, headers={"accept": "application/json"})
+        answer = self._ask("GET", path)
         if answer.is_error:
             return []  # a task that has only just started has no log yet
         content = answer.json()["content"]
         return [entry["event"] if isinstance(entry, dict) else str(entry) for entry in content]
 
+    def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        headers = {"accept": "application/json"}
+        return httpx.request(method, f"{self._url}{path}", headers=headers, timeout=30, **arguments)
+
     def _get(self, path: str) -> dict[str, Any]:
-        answer = self._client.get(path)
+        answer = self._ask("GET", path)
         answer.raise_for_status()
         return dict(answer.json())
 
     def _send(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = self._client.request(method, path, json=body)
+        answer = self._ask(method, path, json=body)
         if answer.is_error:
             raise RuntimeError(f"Airflow refused {method} {path}: {answer.text}")
         return dict(answer.json())

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,16 +61,12 @@ class Night:
     settings: Settings
     summary: dict[str, Any]
     output: str
+    storage: Storage
 
     @property
     def bucket(self) -> names.BucketLayout:
         recipe = load_recipe(RECIPE)
         return names.BucketLayout(recipe.export.bucket, recipe.export.prefix, self.summary["run_name"])
-
-    @property
-    def storage(self) -> Storage:
-        endpoint = self.settings.cloud.storage_endpoint
-        return Storage(storage_client(AnonymousCredentials(), PROJECT, endpoint), BUCKET)
 
     @property
     def record(self) -> ledger.RunRecord:
@@ -105,7 +102,9 @@ def night(clouds_dir: Path) -> Iterator[Night]:
         done = rehearse(settings, "demo")
         assert done.returncode == 0, done.stdout + done.stderr
         summary = json.loads((settings.demo / "summary.json").read_text())
-        yield Night(settings, summary, done.stdout)
+        client = storage_client(AnonymousCredentials(), PROJECT, settings.cloud.storage_endpoint)
+        with closing(client):
+            yield Night(settings, summary, done.stdout, Storage(client, BUCKET))
     finally:
         rehearse(settings, "down")
         shutil.rmtree(settings.var, ignore_errors=True)
