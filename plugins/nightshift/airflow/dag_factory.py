@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow.sdk import DAG, Param, chain
+from airflow.sdk import DAG, CronTriggerTimetable, Param, chain
 from airflow.sdk.timezone import datetime
 
 from nightshift import names
@@ -36,7 +37,7 @@ def build_dag(recipe: Recipe) -> DAG:
         dag_id=names.dag_id(recipe.name),
         description=recipe.description,
         doc_md=documentation(recipe),
-        schedule=recipe.schedule.cron if recipe.schedule.enabled else None,
+        schedule=timetable(recipe),
         start_date=START_DATE,
         catchup=False,
         max_active_runs=1,
@@ -46,7 +47,9 @@ def build_dag(recipe: Recipe) -> DAG:
     ) as dag:
         reserve = ReserveVmOperator(recipe=recipe, task_id="reserve_vm")
         export = ExportOperator(recipe=recipe, task_id="export")
-        publish = PublishOperator(recipe=recipe, task_id="publish")
+        publish = PublishOperator(
+            recipe=recipe, task_id="publish", execution_timeout=timedelta(minutes=recipe.timeouts.publish)
+        )
         delete = DeleteVmOperator(recipe=recipe, task_id="delete_vm")
         record = RecordOperator(recipe=recipe, task_id="record", trigger_rule="all_done")
         verdict = VerdictOperator(recipe=recipe, task_id="verdict")
@@ -64,6 +67,14 @@ def build_dag(recipe: Recipe) -> DAG:
             verdict.as_teardown(setups=reserve, on_failure_fail_dagrun=True),
         )
     return dag
+
+
+def timetable(recipe: Recipe) -> CronTriggerTimetable | None:
+    """Return when the recipe runs by itself, in its own time zone; None when it is only triggered by hand."""
+    schedule = recipe.schedule
+    if schedule.cron is None or not schedule.enabled:
+        return None
+    return CronTriggerTimetable(schedule.cron, timezone=schedule.timezone)
 
 
 def params(recipe: Recipe) -> dict[str, Param]:

@@ -7,6 +7,7 @@ parsed every few seconds and must not wait for them.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from nightshift.airflow.hooks.ssh import VmSshHook
     from nightshift.recipe import Recipe
 
+#: XCom key under which an ended task leaves {"started", "ended", "attempts"} for the record.
+TIMING_KEY = "timing"
 #: XCom key under which a failed task leaves {"reason", "message"} for the record and the verdict.
 ERROR_KEY = "error"
 
@@ -70,23 +73,37 @@ class NightshiftOperator(BaseOperator):
 
     @contextmanager
     def reporting(self, context: Context) -> Iterator[None]:
-        """Leave an error's reason code behind for the record and the verdict, then let it go on its way."""
+        """Leave behind how long it took and why it failed, for the record and the verdict; errors go on their way."""
         try:
             yield
         except TaskDeferred:
             raise
         except NightshiftError as error:
             _push_error(context, error.reason, str(error))
+            _push_timing(context)
             raise
         except AirflowException:
             raise  # a skip or a failure that Airflow itself words
         except Exception as error:
             _push_error(context, "internal_error", f"{type(error).__name__}: {error}")
+            _push_timing(context)
             raise
+        else:
+            _push_timing(context)
 
     def push_link(self, context: Context, link: BaseOperatorLink, address: str) -> None:
         """Make a link's button work while the task still runs."""
         context["ti"].xcom_push(key=link.xcom_key, value=address)
+
+
+def _push_timing(context: Context) -> None:
+    ti = context["ti"]
+    timing = {
+        "started": ti.start_date.isoformat(),
+        "ended": datetime.now(UTC).isoformat(),
+        "attempts": ti.try_number,
+    }
+    ti.xcom_push(key=TIMING_KEY, value=timing)
 
 
 def _push_error(context: Context, reason: str, message: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.night import pulled
-from nightshift.airflow.operators.base import ERROR_KEY, NightshiftOperator
+from nightshift.airflow.operators.base import ERROR_KEY, TIMING_KEY, NightshiftOperator
 from nightshift.airflow.operators.verdict import failures, task_states
 from nightshift.ledger import record as ledger
 from nightshift.tpu.machine_types import region_of
@@ -63,12 +64,7 @@ class RecordOperator(NightshiftOperator):
             versions=_versions(figures.get("install_maxtext", {}), night),
             commands=tuple(ledger.Command(step=task, script=r["script"]) for task, r in steps.items()),
             steps=tuple(
-                ledger.StepRecord(
-                    name=task,
-                    state=state,
-                    seconds=(steps.get(task) or {}).get("seconds"),
-                    attempts=(steps.get(task) or {}).get("attempts"),
-                )
+                _step(task, state, pulled(context, task, TIMING_KEY), steps.get(task))
                 for task, state in states.items()
             ),
             accuracy_before=_accuracy(training.get("before")),
@@ -79,6 +75,19 @@ class RecordOperator(NightshiftOperator):
             cost=_cost(results, night),
             errors=tuple(ledger.ErrorRecord(step=task, **error) for task, error in errors.items()),
         )
+
+
+def _step(
+    task: str, state: str | None, timing: Mapping[str, Any] | None, job: Mapping[str, Any] | None
+) -> ledger.StepRecord:
+    """Return a task's record. Its seconds are those of its job on the VM, where it has one."""
+    if timing is None:
+        return ledger.StepRecord(name=task, state=state)
+    started, ended = datetime.fromisoformat(timing["started"]), datetime.fromisoformat(timing["ended"])
+    seconds = job["seconds"] if job else (ended - started).total_seconds()
+    return ledger.StepRecord(
+        name=task, state=state, seconds=seconds, attempts=timing["attempts"], started=started, ended=ended
+    )
 
 
 def _versions(install: Mapping[str, Any], night: Night) -> ledger.Versions:
