@@ -1,0 +1,83 @@
+"""Triggers: what of them lies in the database."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+from airflow.sdk._shared.module_loading import import_string
+from airflow.sdk.serde import deserialize, serialize
+from airflow.triggers.base import BaseTrigger
+from nightshift import names
+from nightshift.airflow.paths import RECIPES
+from nightshift.airflow.triggers.remote_job import RemoteJobTrigger
+from nightshift.airflow.triggers.vm_ready import VmReadyTrigger, waiting_as_dict
+from nightshift.recipe import load_recipe
+from nightshift.tpu import lease
+from nightshift.tpu.bodies import InstanceSpec, instance_body
+from nightshift.tpu.lease import Phase, Waiting
+
+RECIPE = load_recipe(RECIPES / "rehearsal.yaml")
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== somebody"
+
+
+def remote_job() -> RemoteJobTrigger:
+    return RemoteJobTrigger(
+        job_id="run.train.17",
+        address="10.0.0.2",
+        host_keys=["ssh-ed25519 AAAA"],
+        ssh_conn_id="nightshift_ssh",
+        offset=4711,
+        total_steps=32,
+    )
+
+
+def vm_ready() -> VmReadyTrigger:
+    spec = InstanceSpec(
+        name="a-run",
+        project="p",
+        zone=RECIPE.tpu.zone,
+        machine_type=RECIPE.tpu.machine_type,
+        provisioning=RECIPE.tpu.provisioning,
+        labels=names.labels(RECIPE.name, "a-run"),
+        ssh_user="nightshift",
+        ssh_public_key=PUBLIC_KEY,
+    )
+    request = lease.LeaseRequest(
+        run="a-run", recipe=RECIPE.name, zone=RECIPE.tpu.zone, body=instance_body(spec), attempt="1"
+    )
+    waiting = Waiting(phase=Phase.QUEUED, operation="operation-1", detail="no capacity yet")
+    return VmReadyTrigger(
+        project="p",
+        request=asdict(request),
+        after=waiting_as_dict(waiting),
+        queue_seconds=9000.0,
+        boot_seconds=1200.0,
+    )
+
+
+@pytest.fixture(params=[remote_job, vm_ready], ids=["remote_job", "vm_ready"])
+def trigger(request: pytest.FixtureRequest) -> BaseTrigger:
+    made: BaseTrigger = request.param()
+    return made
+
+
+def test_a_trigger_comes_out_of_the_database_as_it_went_in(trigger: BaseTrigger) -> None:
+    path, kwargs = trigger.serialize()
+    stored = json.dumps(serialize(kwargs))
+    twin = import_string(path)(**deserialize(json.loads(stored)))
+    assert type(twin) is type(trigger)
+    assert twin.serialize() == (path, kwargs)
+
+
+def test_a_trigger_carries_no_secret(trigger: BaseTrigger) -> None:
+    stored = json.dumps(serialize(trigger.serialize()[1])).lower()
+    for word in ("private", "hf_", "password", "token", "begin openssh"):
+        assert word not in stored, word
+
+
+def test_a_remote_job_is_named_by_its_vms_incarnation() -> None:
+    # After a clear the new execute() may run before the old on_kill: what is killed must not be the new job.
+    assert names.job_id("run", "train", "17") == remote_job().job_id
+    assert names.job_id("run", "train", "18") != remote_job().job_id
