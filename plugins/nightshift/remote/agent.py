@@ -214,7 +214,9 @@ class Attempt:
         Raises AgentError when a process outlives SIGKILL by KILL_PATIENCE_S.
         """
         deadline = time.monotonic() + grace
-        told: set[Process] = set()
+        if grace > 0:
+            for process in self.processes():  # once: what a script starts to tidy up is left to do it
+                send_signal(process, signal.SIGTERM)
         while alive := self.processes():
             now = time.monotonic()
             if now >= deadline + KILL_PATIENCE_S:
@@ -222,12 +224,8 @@ class Attempt:
                 raise AgentError(
                     f"processes {pids} of {self.folder} outlived SIGKILL for {KILL_PATIENCE_S:g} s"
                 )
-            for process in alive:
-                if now >= deadline:
-                    send_signal(process, signal.SIGKILL)
-                elif process not in told:
-                    send_signal(process, signal.SIGTERM)
-                    told.add(process)
+            for process in alive if now >= deadline else []:
+                send_signal(process, signal.SIGKILL)
             time.sleep(0.03)
 
     def status(self, job_id: str) -> Status:

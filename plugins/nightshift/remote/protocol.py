@@ -48,7 +48,10 @@ def encode_spec(spec: JobSpec) -> bytes:
 
 def decode_status(text: bytes) -> JobStatus:
     """Return the status that the agent printed. Raises StepFailed when it is none."""
-    return decode_statuses(b"[" + text + b"]")[0]
+    statuses = decode_statuses(b"[" + text + b"]")
+    if len(statuses) != 1:
+        raise _not_the_agent(text)
+    return statuses[0]
 
 
 def decode_statuses(text: bytes) -> list[JobStatus]:
