@@ -66,6 +66,8 @@ def demo(
 
 def _show(summary: dict[str, Any]) -> None:
     table = Table(title=f"Run {summary['run_name']}: {summary['state']}", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for key, value in summary.items():
         if key == "phases":
             value = ", ".join(f"{step} {seconds:.0f} s" for step, seconds in value.items())

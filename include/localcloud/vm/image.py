@@ -49,7 +49,7 @@ _INHERITED_NAMES = frozenset({
     "HTTPS_PROXY",
     "ALL_PROXY",
 })
-_INHERITED_PREFIXES = ("UV_INDEX", "UV_INSECURE", "PIP_")
+_INHERITED_PREFIXES = ("UV_INDEX", "UV_INSECURE", "PIP_", "LOCALCLOUD_MAXTEXT_")
 
 
 def environment(settings: Settings) -> dict[str, str]:
