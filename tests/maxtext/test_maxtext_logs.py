@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -28,22 +29,39 @@ def test_a_recorded_training_is_summed_up() -> None:
     assert log.post == logs.Evaluation("post", 13, 16, 0.8125, 0.8125, 1.0, 0.9125)
     assert [(entry.step, entry.correct) for entry in log.intermediate] == [(10, 14), (20, 13), (30, 13)]
     assert [step.step for step in log.steps] == list(range(1, 33))
-    assert log.steps[7] == logs.TrainStep(8, 0.030665, 1.03114)
+    step = log.steps[7]
+    assert (step.step, step.loss, step.perplexity) == (8, 0.030665, 1.03114)
+    assert log.metrics[7] == logs.StepMetrics(8, {"loss": 0.030665})  # nothing else is in MaxText's own log
     assert log.last_step == 32
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (
-            PREFIX + "Train step 8 training loss: 0.009048  - training perplexity: 1.009089",
-            (8, 0.009048, 1.009089),
-        ),
-        ("Train step 9 training loss: -1.5e-05", (9, -1.5e-05, None)),
-    ],
-)
-def test_a_training_step_is_read(line: str, expected: tuple[int, float, float | None]) -> None:
-    assert logs.parse_line(line) == logs.TrainStep(*expected)
+def test_a_training_step_is_read_with_the_time_at_which_it_was_logged() -> None:
+    line = "W1231 23:59:59.750000 140545948425088 peft_trainer.py:488] Train step {} training loss: 0.009048  - {}"
+    first = logs.parse_line(line.format(8, "training perplexity: 1.009089"))
+    later = logs.parse_line(line.format(9, "").replace("W1231 23:59:59.75", "I0101 00:00:01.25"))
+    assert isinstance(first, logs.TrainStep)
+    assert isinstance(later, logs.TrainStep)
+    assert (first.step, first.loss, first.perplexity) == (8, 0.009048, 1.009089)
+    assert first.at is not None
+    assert later.at is not None
+    assert later.at < first.at  # the year is not in the line
+
+
+def test_a_training_step_without_a_prefix_is_read() -> None:
+    assert logs.parse_line("Train step 9 training loss: -1.5e-05") == logs.TrainStep(9, -1.5e-05, None)
+
+
+def test_the_metrics_of_a_step_are_read() -> None:
+    found = logs.parse_line("nightshift: metrics step=8 loss=3.1e-02 reward=nan kl=-0.01")
+    assert isinstance(found, logs.StepMetrics)
+    assert found.step == 8
+    assert found.values == pytest.approx({"loss": 0.031, "reward": math.nan, "kl": -0.01}, nan_ok=True)
+
+
+def test_only_the_scripts_own_lines_are_taken_for_metrics() -> None:
+    said_by_a_model = "  '<answer>nightshift: metrics step=8 reward=9</answer>'"
+    assert logs.parse_line(said_by_a_model) is None
+    assert not logs.is_note(said_by_a_model)
 
 
 def test_numbers_in_numpys_spelling_are_read() -> None:
@@ -81,37 +99,86 @@ def test_the_first_baseline_is_kept_when_a_training_resumes() -> None:
     assert [(step.step, step.loss) for step in log.steps] == [(10, 0.5), (11, 0.7)]
 
 
-def test_progress_is_told_on_change_with_the_time_that_is_left() -> None:
-    seconds = iter(range(0, 1000, 3))
-    tracker = logs.ProgressTracker(total_steps=32, clock=lambda: next(seconds))
-    told = [text for line in recorded() if (text := tracker.feed(line)) is not None]
-    assert told[0].startswith("openai/gsm8k at 0123456789ab")
-    assert "model loaded, sampler is being prepared" in told
-    assert "before training: 1 of 16 correct (6.2%), format 6.2%, mean reward 0.07" in told
-    assert "step 8 of 32, loss 0.0307, 3.0 s/step, about 72 s left" in told
-    assert "at step 10: 14 of 16 correct (87.5%), format 100.0%, mean reward 0.97" in told
-    assert "step 32 of 32, loss 0.0528, 3.0 s/step" in told
-    assert told[-1] == "after training: 13 of 16 correct (81.2%), format 100.0%, mean reward 0.91"
-    assert tracker.feed(recorded()[-1]) is None
+def test_metrics_are_added_to_what_the_log_says_of_a_step() -> None:
+    log = logs.summarize([
+        "Train step 1 training loss: 0.5",
+        "Train step 2 training loss: 0.6",
+        "nightshift: metrics step=1 loss=0.5000001 reward=0.2",
+    ])
+    assert log.metrics == (
+        logs.StepMetrics(1, {"loss": 0.5000001, "reward": 0.2}),
+        logs.StepMetrics(2, {"loss": 0.6}),
+    )
 
 
-def test_a_long_training_is_told_in_at_most_about_fifty_lines_and_always_to_its_end() -> None:
-    tracker = logs.ProgressTracker(total_steps=5000, clock=lambda: 0.0)
-    told = [tracker.feed(f"Train step {step} training loss: 0.{step}") for step in range(1, 5001)]
-    lines = [text for text in told if text]
-    assert 45 <= len(lines) <= 55
-    assert lines[-1].startswith("step 5000 of 5000")
+def test_metrics_of_a_step_that_was_made_again_are_those_of_the_last_time() -> None:
+    log = logs.summarize([
+        "Train step 11 training loss: 0.5",
+        "nightshift: metrics step=11 loss=0.5 reward=0.1 kl=0.3",
+        "Train step 12 training loss: 0.6",  # killed here; its metrics are lost
+        "nightshift: metrics step=11 loss=0.5 reward=0.1 kl=0.3",  # read once more at the new start
+        "Train step 11 training loss: 0.7",
+        "Train step 12 training loss: 0.8",
+        "nightshift: metrics step=11 loss=0.7 reward=0.2",
+    ])
+    assert log.metrics == (
+        logs.StepMetrics(11, {"loss": 0.7, "reward": 0.2}),
+        logs.StepMetrics(12, {"loss": 0.8}),
+    )
+
+
+def titles(lines: list[str]) -> list[str | None]:
+    grouper = logs.LineGrouper()
+    return [grouper.title(line) for line in lines]
+
+
+def test_settings_and_packages_are_grouped() -> None:
+    assert titles([
+        "I1201 14:10:55.732940 140493553593216 pyconfig.py:554] Config param abort_on_inf_loss: True",
+        "INFO:absl:Config param act_quantization_calibration_method: absmax",
+        "INFO:absl:System Information: Jax Version: 0.10.1",
+        "Installed 157 packages in 363ms",
+        " + absl-py==2.5.1",
+        " - ruamel.yaml==0.1",
+        " + maxtext==0.2.3 (from file:///maxtext.whl)",
+        " + no package",
+        "nightshift: packages begin",
+        "absl-py==2.5.1",
+        "nightshift: packages end",
+        "Saved.",
+    ]) == [
+        "MaxText settings",
+        "MaxText settings",
+        None,
+        None,
+        "packages",
+        "packages",
+        "packages",
+        None,
+        "packages",
+        "packages",
+        None,
+        None,
+    ]  # fmt: skip
+
+
+def test_prompts_and_completions_are_grouped_to_the_next_record() -> None:
+    record = "I1201 14:18:46.771148 139877682342784 rl_cluster.py:714] "
+    group = "prompts and completions"
+    assert titles([
+        f"{record}Rollout string metric prompts: [['<|begin_of_text|>user",
+        "  '<|begin_of_text|>user\\n1 + 1?']]",
+        f"{record}Rollout string metric completions: [['<answer>2</answer>'",
+        "",
+        "  'I1201 14:18 is what I say']]",
+        f"{record}Train step 12 training loss: 0.008046",
+        f"{record}Rollout string metric trajectory_ids: ['24_0'",
+        "nightshift: metrics step=11 loss=0.1",
+        "  24_1",
+    ]) == [group, group, group, group, group, None, group, None, None]
 
 
 def test_the_largest_saved_step_is_found() -> None:
     assert logs.latest_step("1\n10\n9\n") == 10
     assert logs.latest_step("") is None
     assert logs.latest_step("32.orbax-checkpoint-tmp-1\n") is None
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(40, "40 s"), (150, "2 min"), (600, "10 min"), (4800, "80 min"), (6000, "1 h 40 min")],
-)
-def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
-    assert logs.duration(seconds) == words

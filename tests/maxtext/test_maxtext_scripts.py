@@ -12,6 +12,7 @@ from nightshift.recipe import Recipe, load_recipe
 from tests.maxtext.vm_stand_in import LocalLayout, Machine
 
 RECIPES = Path(__file__).parents[2] / "include" / "recipes"
+EVENTS = Path(__file__).parent / "data" / "events.out.tfevents.1796134698.vm"
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 DATA_COMMIT = "e53f048856ff4f594e959d75785d2c2d37b678ee"
 
@@ -131,6 +132,34 @@ def test_a_training_that_resumes_still_tells_the_first_baseline(
     log = logs.summarize(resumed.output.splitlines())
     assert log.pre is not None
     assert log.pre.correct == 1
+
+
+def test_the_step_metrics_become_part_of_the_trainings_log(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    script = scripts.train_script(recipe, layout, DATA_COMMIT)
+    ran = machine.run(script, EVENTS=str(EVENTS))
+    assert ran.code == 0
+    kept = Path(scripts.train_log(layout)).read_text(encoding="utf-8")
+    for text in (ran.output, kept):
+        log = logs.summarize(text.splitlines())
+        assert [point.step for point in log.metrics] == list(range(1, 13))
+        assert log.metrics[7].values["reward"] == 0.89375
+    assert "reader of the step metrics" not in ran.output
+
+
+@pytest.mark.parametrize("code", ["0", "3"])
+@pytest.mark.parametrize("reader", ["exit 1", "kill -9 $$", "trap '' TERM; sleep 0.7; exit 1"])
+def test_a_reader_of_the_step_metrics_that_breaks_changes_nothing_for_the_training(
+    machine: Machine, recipe: Recipe, layout: LocalLayout, reader: str, code: str
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    script = scripts.train_script(recipe, layout, DATA_COMMIT)
+    ran = machine.run(script, READER=reader, FAIL=code.replace("0", ""))
+    assert ran.code == int(code)
+    assert "the reader of the step metrics ended early; the training does not need it" in ran.output
+    assert logs.summarize(ran.output.splitlines()).pre is not None
 
 
 def trained(machine: Machine, recipe: Recipe, layout: LocalLayout, **env: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,11 @@ _PYTHON = r"""#!/bin/bash
 set -eu
 stdin=""
 [ "$1" != "-" ] || stdin=$(cat)
+case "$stdin" in
+  *tfevents*)  # the reader beside train_rl runs for real, unless it is to break
+    [ -z "${READER:-}" ] || exec bash -c "$READER"
+    exec @PYTHON@ "$@" <<< "$stdin" ;;
+esac
 printf '%q ' "$@" >> "$HOME/calls"; echo >> "$HOME/calls"
 value() { local word; for word in "${@:2}"; do case "$word" in "$1="*) echo "${word#*=}";; esac; done; }
 case "$*" in
@@ -29,7 +35,8 @@ case "$*" in
   *train_rl*)
     echo "Pre RL Training: corr=${CORRECT:-1}, total=16, accuracy=6.25%, partial_accuracy=6.25%, format_accuracy=6.25%"
     actor="$(value base_output_directory "$@")/$(value run_name "$@")/checkpoints/actor"
-    mkdir -p "$actor/9/model_params" "$actor/${LAST:-32}.orbax-checkpoint-tmp-7"
+    mkdir -p "$actor/9/model_params" "$actor/${LAST:-32}.orbax-checkpoint-tmp-7" "$actor/../../tensorboard"
+    [ -z "${EVENTS:-}" ] || cp "$EVENTS" "$actor/../../tensorboard"
     [ -z "${FAIL:-}" ] || exit "$FAIL"
     mkdir -p "$actor/${LAST:-32}/model_params"
     echo "Post RL Training: corr=13, total=16, accuracy=81.25%, partial_accuracy=81.25%, format_accuracy=100.0%" ;;
@@ -39,7 +46,7 @@ case "$*" in
     case "$stdin" in *snapshot_download*) mkdir -p "$4" ;; esac
     [ -z "${FAIL_SCRIPT:-}" ] || exit "$FAIL_SCRIPT" ;;
 esac
-"""
+""".replace("@PYTHON@", shlex.quote(sys.executable))
 
 _TOOL = """#!/bin/bash
 printf '%q ' "$(basename "$0")" "$@" >> "$HOME/calls"; echo >> "$HOME/calls"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from nightshift.maxtext.logs import PACKAGES_BEGIN, PACKAGES_END
 from nightshift.maxtext.scripts import PRELUDE, fingerprint, run_python, text_file
 
 if TYPE_CHECKING:
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
 
 UV_VERSION = "0.13.9"
 UV_INSTALLER = f"https://astral.sh/uv/{UV_VERSION}/install.sh"
-
-PACKAGES_BEGIN = "nightshift: packages begin"
-PACKAGES_END = "nightshift: packages end"
 
 _NO_NETWORK = "the VM needs an external IP (tpu.external_ip) or Cloud NAT in its subnetwork"
 _APT = (

@@ -1,20 +1,20 @@
-"""MaxText's log lines, and what they tell: every pattern is here.
+"""The log lines of MaxText, uv and Nightshift's own scripts, and what they tell: every pattern is here.
 
 Formats as printed by MaxText 0.2.3 and Tunix 0.1.7. Lines may carry a prefix (absl's "W1201 13:42:11.123456 …] ")
-and bytes that are no text. Rewards of single training steps are not in the log, only in TensorBoard; the mean
-reward of each evaluation is.
+and bytes that are no text. MaxText logs a training step's loss; its reward and KL come from TensorBoard's files, as
+lines of on_vm/follow_metrics.py.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Mapping
 
 Phase = Literal["pre", "intermediate", "post"]
 
@@ -40,17 +40,50 @@ _MILESTONES = (
     ("Loading Orbax checkpoint(s)", "trained checkpoint is being read"),
     ("MaxText model successfully saved in HuggingFace format", "conversion to the Hugging Face format done"),
 )
-_NOTE = re.compile(r"^nightshift: (?P<text>.+)$")
-_FRACTIONS_TOLD = 50  # at most so many progress lines for the steps of a training
+_NOTE = "nightshift: "  # what Nightshift's own scripts on the VM begin a line with
+_METRICS = re.compile(r"^nightshift: metrics step=(?P<step>\d+)(?P<values>( \w+=\S+)*)$")
+_PLANNED = re.compile(
+    r"\[intermediate-eval\] hook installed: evaluate\(\.\.\.\) will fire every (\d+) outer steps"
+)
+#: absl's prefix: severity, month and day, time of day; the year is nowhere.
+_STAMP = re.compile(r"^[IWEF](\d{4} \d\d:\d\d:\d\d\.\d{6}) ")
+
+#: The install script prints the environment's packages between these two lines.
+PACKAGES_BEGIN = f"{_NOTE}packages begin"
+PACKAGES_END = f"{_NOTE}packages end"
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """A finished training step."""
+    """A finished training step.
+
+    :param at: when it was logged, in seconds on the VM's clock from the beginning of some year; None if the line
+        does not say.
+    """
 
     step: int
     loss: float
     perplexity: float | None = None
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """What was measured in a training step: `loss`, `reward` (mean of the step's own batch), `kl`, `grad_norm`, ….
+
+    `learning_rate` is what Tunix 0.1.7 logs for the step. It logs a step when the next one is done, and takes the
+    rate of that moment: the next step's.
+    """
+
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PlannedEvaluations:
+    """The training will be interrupted by an evaluation every so many batches."""
+
+    every: int
 
 
 @dataclass(frozen=True)
@@ -77,7 +110,7 @@ class Milestone:
     text: str
 
 
-Event = TrainStep | Evaluation | Milestone
+Event = TrainStep | StepMetrics | Evaluation | PlannedEvaluations | Milestone
 
 
 @dataclass(frozen=True)
@@ -85,12 +118,14 @@ class TrainingLog:
     """What the log of a training says. Steps are in order, each once (after a resume, its last measurement).
 
     :param pre: the first evaluation of all; a resumed training measures the restored model and calls it "Pre".
+    :param metrics: of each step what is known: the loss at least, the rest where TensorBoard's files had it.
     """
 
     pre: Evaluation | None = None
     post: Evaluation | None = None
     intermediate: tuple[Evaluation, ...] = ()
     steps: tuple[TrainStep, ...] = ()
+    metrics: tuple[StepMetrics, ...] = ()
 
     @property
     def last_step(self) -> int:
@@ -102,15 +137,32 @@ def parse_line(line: str) -> Event | None:
     """Return what a log line tells, or None."""
     if match := _STEP.search(line):
         step, loss, perplexity = match.groups()
-        return TrainStep(int(step), _float(loss), None if perplexity is None else _float(perplexity))
+        return TrainStep(
+            int(step), _float(loss), None if perplexity is None else _float(perplexity), _stamp(line)
+        )
+    if match := _METRICS.match(line.strip()):
+        pairs = (pair.partition("=") for pair in match["values"].split())
+        return StepMetrics(int(match["step"]), {name: _float(value) for name, _, value in pairs})
     if match := _EVALUATION.search(line):
         return _evaluation(match)
+    if match := _PLANNED.search(line):
+        return PlannedEvaluations(int(match[1]))
     for fragment, text in _MILESTONES:
         if fragment in line:
             return Milestone(text)
-    if (match := _NOTE.match(line.strip())) and not match["text"].startswith("packages "):
-        return Milestone(match["text"])
+    if is_note(line) and line.strip() not in {PACKAGES_BEGIN, PACKAGES_END}:
+        return Milestone(line.strip().removeprefix(_NOTE))
     return None
+
+
+def is_note(line: str) -> bool:
+    """Return whether one of Nightshift's own scripts on the VM wrote the line."""
+    return line.startswith(_NOTE)
+
+
+def is_error_note(line: str) -> bool:
+    """Return whether the line is why one of Nightshift's own scripts on the VM gave up."""
+    return line.startswith(f"{_NOTE}error[")
 
 
 def summarize(lines: Iterable[str]) -> TrainingLog:
@@ -119,10 +171,16 @@ def summarize(lines: Iterable[str]) -> TrainingLog:
     post: Evaluation | None = None
     intermediate: dict[int, Evaluation] = {}
     steps: dict[int, TrainStep] = {}
+    metrics: dict[int, StepMetrics] = {}
     for line in lines:
         match parse_line(line):
             case TrainStep() as step:
                 steps[step.step] = step
+                # What an earlier attempt measured in this step no longer counts; its metrics come after this line.
+                metrics[step.step] = StepMetrics(step.step, {"loss": step.loss})
+            case StepMetrics(step=number, values=values):
+                known = metrics[number].values if number in metrics else {}
+                metrics[number] = StepMetrics(number, {**known, **values})
             case Evaluation(phase="pre") as evaluation:
                 pre = pre or evaluation
             case Evaluation(phase="post") as evaluation:
@@ -136,6 +194,7 @@ def summarize(lines: Iterable[str]) -> TrainingLog:
         post=post,
         intermediate=tuple(intermediate[number] for number in sorted(intermediate)),
         steps=tuple(steps[number] for number in sorted(steps)),
+        metrics=tuple(metrics[number] for number in sorted(metrics)),
     )
 
 
@@ -145,75 +204,39 @@ def latest_step(listing: str) -> int | None:
     return max(steps, default=None)
 
 
-@dataclass
-class ProgressTracker:
-    """Turns a stream of log lines into a few lines for people, on change only.
+@dataclass(frozen=True)
+class _Group:
+    """Lines of which there are too many to be read with the rest: from `begins` on to the line before `ends`.
 
-    :param total_steps: training steps in all; 0 for a step that is no training.
-    :param clock: seconds; the time at which a line arrives stands for the time at which it was written.
+    Without `ends` each line has to match `begins`.
     """
 
-    total_steps: int = 0
-    clock: Callable[[], float] = time.monotonic
-    _first: tuple[int, float] | None = field(default=None, init=False)
-    _told: int = field(default=0, init=False)
-    _last: str = field(default="", init=False)
-
-    def feed(self, line: str) -> str | None:
-        """Return what is to be told after this line, or None."""
-        match parse_line(line):
-            case TrainStep() as step:
-                text = self._step(step)
-            case Evaluation() as evaluation:
-                text = describe(evaluation)
-            case Milestone(text=words):
-                text = words
-            case None:
-                return None
-        if text is None or text == self._last:
-            return None
-        self._last = text
-        return text
-
-    def _step(self, step: TrainStep) -> str | None:
-        now = self.clock()
-        if self._first is None:
-            self._first = (step.step, now)
-        stride = max(1, self.total_steps // _FRACTIONS_TOLD)
-        is_last = step.step >= self.total_steps > 0
-        if self._told < step.step < self._told + stride and not is_last:
-            return None
-        self._told = step.step
-        of = f" of {self.total_steps}" if self.total_steps else ""
-        return f"step {step.step}{of}, loss {step.loss:.4f}{self._pace(step.step, now)}"
-
-    def _pace(self, step: int, now: float) -> str:
-        if self._first is None or step <= self._first[0] or now <= self._first[1]:
-            return ""
-        seconds = (now - self._first[1]) / (step - self._first[0])
-        left = max(0, self.total_steps - step) * seconds
-        ahead = f", about {duration(left)} left" if left else ""
-        return f", {seconds:.1f} s/step{ahead}"
+    title: str
+    begins: re.Pattern[str]
+    ends: re.Pattern[str] | None = None
 
 
-def describe(evaluation: Evaluation) -> str:
-    """Return an evaluation in words, always with its number of questions."""
-    when = {"pre": "before training", "post": "after training"}.get(
-        evaluation.phase, f"at step {evaluation.step}"
-    )
-    reward = "" if evaluation.mean_reward is None else f", mean reward {evaluation.mean_reward:.2f}"
-    return (
-        f"{when}: {evaluation.correct:g} of {evaluation.total} correct ({evaluation.accuracy:.1%}), "
-        f"format {evaluation.format_accuracy:.1%}{reward}"
-    )
+_RECORD = re.compile(rf"{_STAMP.pattern}|^(DEBUG|INFO|WARNING|ERROR|CRITICAL):\w+:|^{_NOTE}")
+_GROUPS = (
+    _Group("MaxText settings", re.compile(r"\bConfig param \w+: ")),
+    _Group("packages", re.compile(r"^ [-+~] [\w.-]+==\S")),  # what uv removed and installed
+    _Group("packages", re.compile(f"^{PACKAGES_BEGIN}$"), re.compile(f"^{PACKAGES_END}$")),
+    # One record of Tunix: an array of strings, printed on many lines.
+    _Group("prompts and completions", re.compile(r"\bRollout string metric \w+: "), _RECORD),
+)
 
 
-def duration(seconds: float) -> str:
-    """Return a duration as people say it: "40 s", "3 min", "1 h 20 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+@dataclass
+class LineGrouper:
+    """Tells which lines of a log are to be folded away, under which title."""
+
+    _open: _Group | None = field(default=None, init=False)
+
+    def title(self, line: str) -> str | None:
+        """Return the title of the group that the log's next line belongs to; None for a line of its own."""
+        if self._open is None or self._open.ends is None or self._open.ends.search(line):
+            self._open = next((group for group in _GROUPS if group.begins.search(line)), None)
+        return self._open.title if self._open else None
 
 
 def _evaluation(match: re.Match[str]) -> Evaluation:
@@ -233,6 +256,14 @@ def _evaluation(match: re.Match[str]) -> Evaluation:
         mean_reward=None if reward is None else _float(reward),
         step=None if step is None else int(step),
     )
+
+
+def _stamp(line: str) -> float | None:
+    match = _STAMP.match(line)
+    if match is None:
+        return None
+    # Any leap year will do: only differences are looked at.
+    return datetime.strptime(f"2024{match[1]}", "%Y%m%d %H:%M:%S.%f").replace(tzinfo=UTC).timestamp()
 
 
 def _float(text: str) -> float:

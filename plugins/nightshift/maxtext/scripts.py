@@ -52,10 +52,11 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def run_python(interpreter: str, name: str, arguments: Sequence[str]) -> str:
+def run_python(interpreter: str, name: str, arguments: Sequence[str], *, background: bool = False) -> str:
     """Return the command that runs a file of `on_vm/` on the VM, its text sent along."""
     source = (_ON_VM / name).read_text(encoding="utf-8")
-    return f"{shlex.join([interpreter, '-', *arguments])} <<'{_HEREDOC}'\n{source}{_HEREDOC}\n"
+    end = " &" if background else ""
+    return f"{shlex.join([interpreter, '-', *arguments])} <<'{_HEREDOC}'{end}\n{source}{_HEREDOC}\n"
 
 
 def text_file(path: str, text: str) -> str:
@@ -96,6 +97,8 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str) -> str:
     """Return the script that writes the dataset's commit to files and trains on them.
 
     The log is also kept beside the checkpoints: there a later attempt finds what this one measured at first.
+    Beside train_rl runs a reader of its TensorBoard files. It can neither fail nor delay the training: its exit code
+    is only told, and from SIGTERM on an alarm limits it to seconds.
     """
     final = f"{layout.actor_checkpoints}/{commands.expected_steps(recipe)}"
     return "".join([
@@ -116,13 +119,26 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str) -> str:
         "    exit 0\n",
         "  fi\n",
         "fi\n",
-        f'{shlex.join(commands.train_argv(recipe, layout, dataset_commit))} 2>&1 | tee -a "$log"\n',
+        "{\n",
+        run_python(layout.python, "follow_metrics.py", _metrics_arguments(recipe, layout), background=True),
+        "  follower=$!\n",
+        "  code=0\n",
+        f"  {shlex.join(commands.train_argv(recipe, layout, dataset_commit))} || code=$?\n",
+        '  kill -TERM "$follower" 2>/dev/null || true\n',
+        '  wait "$follower" || say "the reader of the step metrics ended early; the training does not need it"\n',
+        '  exit "$code"\n',
+        '} 2>&1 | tee -a "$log"\n',
     ])  # fmt: skip
 
 
 def train_log(layout: VmLayout) -> str:
     """Return the file on the VM that holds the log of every attempt at the training."""
     return f"{layout.post_train}/{layout.run}.log"
+
+
+def tensorboard_folder(layout: VmLayout) -> str:
+    """Return the folder of train_rl's TensorBoard files (MaxText's `tensorboard_dir`, which follows from the run)."""
+    return f"{layout.post_train}/{layout.run}/tensorboard"
 
 
 def to_huggingface_script(recipe: Recipe, layout: VmLayout) -> str:
@@ -158,6 +174,10 @@ def to_huggingface_script(recipe: Recipe, layout: VmLayout) -> str:
 def list_steps_script(layout: VmLayout) -> str:
     """Return the script that lists the saved steps, one a line (read by `logs.latest_step`)."""
     return f"actor={shlex.quote(layout.actor_checkpoints)}\n{_LIST_STEPS}\n"
+
+
+def _metrics_arguments(recipe: Recipe, layout: VmLayout) -> list[str]:
+    return [tensorboard_folder(layout), str(recipe.training.setting("rl.num_iterations"))]
 
 
 def _fetch_model(recipe: Recipe, layout: VmLayout, inputs: str) -> str:

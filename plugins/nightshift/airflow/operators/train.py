@@ -6,16 +6,17 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.operators.remote_step import RemoteStepOperator, Work
-from nightshift.maxtext import logs
+from nightshift.maxtext import logs, progress
 from nightshift.maxtext.commands import expected_steps, training_environment
 from nightshift.maxtext.outcome import completion_rule, training_outcome
 from nightshift.maxtext.scripts import list_steps_script, train_log, train_script
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from nightshift.airflow.night import Night
     from nightshift.airflow.operators.remote_step import Site
+    from nightshift.maxtext.outcome import TrainingResult
     from nightshift.remote.client import RemoteHost
 
 SHORT_CALL = 60.0  # seconds
@@ -59,20 +60,34 @@ class TrainOperator(RemoteStepOperator):
             logs.latest_step(listing.stdout.decode()),
             expected_steps(site.night.recipe),
         )
-        evaluations = [e for e in (result.before, result.after) if e is not None]
-        for evaluation in evaluations:
-            self.log.info(">> %s", logs.describe(evaluation))
+        self._tell(trained, result)
         return {
             "step": result.step,
             "hung_at_exit": result.hung_at_exit,
             "before": _counts(result.before),
             "after": _counts(result.after),
-            "metrics": [
-                {"step": step.step, "values": {"loss": step.loss}}
-                for step in trained.steps
-                if math.isfinite(step.loss)
-            ],
+            "metrics": _finite(trained.metrics),
         }
+
+    def _tell(self, trained: logs.TrainingLog, result: TrainingResult) -> None:
+        self.log.info("::group::metrics of %d steps", len(trained.metrics))
+        for line in progress.metrics_table(trained.metrics):
+            self.log.info("%s", line)
+        self.log.info("::endgroup::")
+        if rewards := progress.describe_rewards(trained):
+            self.log.info(">> %s", rewards)
+        for evaluation in (result.before, result.after):
+            if evaluation is not None:
+                self.log.info(">> %s", progress.describe(evaluation))
+
+
+def _finite(points: Sequence[logs.StepMetrics]) -> list[dict[str, Any]]:
+    """Return the metrics for the record, which is JSON and knows neither infinity nor what is no number."""
+    finite = [
+        (point.step, {name: value for name, value in point.values.items() if math.isfinite(value)})
+        for point in points
+    ]
+    return [{"step": step, "values": values} for step, values in finite if values]
 
 
 def _counts(evaluation: logs.Evaluation | None) -> dict[str, int] | None:
