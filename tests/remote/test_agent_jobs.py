@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,24 @@ def test_the_agent_needs_nothing_but_the_standard_library_of_python_3_10() -> No
         )
     }
     assert imported <= sys.stdlib_module_names
+
+
+def test_the_agent_runs_on_the_python_of_the_vm_image(tmp_path: Path) -> None:
+    """Ubuntu 22.04, from which the TPU images are made, has Python 3.10."""
+    found = [shutil.which("python3.10", path="/usr/bin:/usr/local/bin")]
+    found += [str(path) for path in Path.home().glob(".pyenv/versions/3.10.*/bin/python3")]
+    python = next(filter(None, found), None)
+    if python is None:
+        pytest.skip("no Python 3.10 on this machine")
+    vm = VmSandbox(tmp_path, python=python)
+    vm.start("exit 5")
+    assert vm.ended()["exit_code"] == 5
+    rule = {"log_pattern": "^up$", "path_exists": "~/never", "quiet_seconds": 0.1}
+    vm.start("trap '' TERM; echo up; sleep 300", completion=rule)
+    until(lambda: vm.log(2) == b"up\n")
+    assert vm.stop(grace=0.2)["ended_by"] == "stopped"
+    assert b"LOG 0 3\nup\n" in vm.agent("follow", JOB)
+    assert vm.pids() == []
 
 
 def test_a_job_that_was_never_started_is_absent(vm: VmSandbox) -> None:
@@ -81,10 +100,12 @@ def test_a_script_inherits_no_ignored_signals_and_an_ordinary_umask(vm: VmSandbo
 
 
 def test_what_a_script_leaves_running_ends_with_it(vm: VmSandbox) -> None:
-    vm.start("setsid sleep 300 & (setsid env -i sleep 301 &) ; echo done")
+    unmarked = f"sleep 300.{os.getpid()}"
+    vm.start(f"setsid sleep 300 & (setsid env -i {unmarked} &) ; sleep 0.2; pgrep -f '^{unmarked}'")
     assert vm.ended()["exit_code"] == 0
+    assert vm.log().strip().isdigit()
     assert vm.pids(b"sleep") == []
-    assert subprocess.run(["pgrep", "-f", "sleep 301"], check=False).returncode == 1
+    assert subprocess.run(["pgrep", "-f", f"^{unmarked}"], check=False).returncode == 1
 
 
 def test_twenty_starts_at_once_start_one_process(vm: VmSandbox) -> None:
@@ -93,9 +114,13 @@ def test_twenty_starts_at_once_start_one_process(vm: VmSandbox) -> None:
         subprocess.Popen(vm.command("start"), env=vm.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for _ in range(20)
     ]
+    time.sleep(1.5)  # until all of them have been loaded and wait for their input
     for call in calls:
         assert call.stdin
         call.stdin.write(spec)
+        call.stdin.flush()
+    for call in calls:
+        assert call.stdin
         call.stdin.close()
     answers = []
     for call in calls:
