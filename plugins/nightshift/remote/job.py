@@ -67,7 +67,9 @@ class JobStatus:
     @property
     def succeeded(self) -> bool:
         """Whether the job ended well: exit code 0, or everything written and a hang at exit."""
-        return self.state is JobState.EXITED and (self.exit_code == 0 or self.ended_by == "completed_but_hung")
+        return self.state is JobState.EXITED and (
+            self.exit_code == 0 or self.ended_by == "completed_but_hung"
+        )
 
     @property
     def seconds(self) -> float | None:
