@@ -42,9 +42,12 @@ class LogView:
         self._grouper = LineGrouper()
         self._open: str | None = None  # the title of the group that is open now
         self._title: str | None = None  # that of the last line
+        self.resume_at = 0  # byte of the log after the last line that was shown
 
     def feed(self, chunk: LogChunk) -> None:
         """Take the next bytes of the log."""
+        if (ends_at := chunk.data.rfind(b"\n")) >= 0:
+            self.resume_at = chunk.offset + ends_at + 1
         self._write(self._splitter.feed(chunk.data))
 
     def close(self) -> None:

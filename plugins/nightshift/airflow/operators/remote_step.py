@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from nightshift.names import VmLayout
     from nightshift.remote.client import RemoteHost
     from nightshift.remote.job import CompletionRule, JobStatus, SshTarget
-    from nightshift.remote.protocol import LogChunk
     from nightshift.tpu.api import Instance
 
 #: Seconds for which a new job is watched before the task defers: a step that finds its result already there is over
@@ -111,19 +110,9 @@ class RemoteStepOperator(NightshiftOperator):
         """Start or attach, watch for a moment, and defer while the job runs."""
         with self.reporting(context):
             site = self._site(context)
-            project = site.night.recipe.tpu.project or self.google.project()
-            where = vm_address(project, site.instance.zone, site.instance.name, self.google.compute_endpoint)
-            self.push_link(context, VmLink(), where)
+            self._push_vm_link(context, site)
             view = LogView(self.log, self.total_steps(site.night))
-            offset = 0
-
-            def shown(chunk: LogChunk) -> None:
-                nonlocal offset
-                view.feed(chunk)
-                offset = chunk.offset + len(chunk.data)
-
-            work = self.work(site, self._resolved(context))
-            status = asyncio.run(self._start(site, work, shown))
+            status = asyncio.run(self._start(site, self.work(site, self._resolved(context)), view))
             if status.state is not JobState.RUNNING:
                 view.close()
                 return self._conclude(context, site)
@@ -135,7 +124,8 @@ class RemoteStepOperator(NightshiftOperator):
                     address=site.target.host,
                     host_keys=list(site.target.host_keys),
                     ssh_conn_id=self.ssh.ssh_conn_id,
-                    offset=offset,
+                    attempt=status.attempt,
+                    offset=view.resume_at,
                     total_steps=self.total_steps(site.night),
                 ),
                 method_name="finish",
@@ -197,8 +187,15 @@ class RemoteStepOperator(NightshiftOperator):
             )
         return dict(resolved)
 
-    async def _start(self, site: Site, work: Work, shown: Any) -> JobStatus:
+    def _push_vm_link(self, context: Context, site: Site) -> None:
+        project = site.night.recipe.tpu.project or self.google.project()
+        instance, endpoint = site.instance, self.google.compute_endpoint
+        self.push_link(context, VmLink(), vm_address(project, instance.zone, instance.name, endpoint))
+
+    async def _start(self, site: Site, work: Work, view: LogView) -> JobStatus:
+        """Start the job or attach to it, and show its log; return its final status if it ends within QUICK_SECONDS."""
         from nightshift.remote.client import connect
+        from nightshift.remote.protocol import LogChunk
 
         spec = JobSpec(
             job_id=site.job_id(self.step),
@@ -222,10 +219,12 @@ class RemoteStepOperator(NightshiftOperator):
             )
             with suppress(TimeoutError):
                 async with asyncio.timeout(QUICK_SECONDS):
-                    async for part in host.follow(spec.job_id):
-                        if hasattr(part, "data"):
-                            shown(part)
-            return await host.status(spec.job_id)
+                    async for part in host.follow(spec.job_id, attempt=status.attempt):
+                        if isinstance(part, LogChunk):
+                            view.feed(part)
+                        else:
+                            return part
+            return status
 
     async def _stop(self, site: Site) -> None:
         from nightshift.remote.client import connect

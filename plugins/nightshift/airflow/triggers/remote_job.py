@@ -27,6 +27,7 @@ class RemoteJobTrigger(BaseTrigger):
     :param address: the VM's IP address.
     :param host_keys: the only SSH host keys accepted.
     :param ssh_conn_id: the connection that holds the private key.
+    :param attempt: which attempt's log the offset belongs to; None for the last one.
     :param offset: bytes of the log that the task has shown already.
     :param total_steps: how many steps a training has; 0 for a step that is no training.
     """
@@ -38,6 +39,7 @@ class RemoteJobTrigger(BaseTrigger):
         address: str,
         host_keys: list[str],
         ssh_conn_id: str,
+        attempt: int | None = None,
         offset: int = 0,
         total_steps: int = 0,
     ) -> None:
@@ -46,6 +48,7 @@ class RemoteJobTrigger(BaseTrigger):
         self.address = address
         self.host_keys = host_keys
         self.ssh_conn_id = ssh_conn_id
+        self.attempt = attempt
         self.offset = offset
         self.total_steps = total_steps
 
@@ -58,6 +61,7 @@ class RemoteJobTrigger(BaseTrigger):
                 "address": self.address,
                 "host_keys": self.host_keys,
                 "ssh_conn_id": self.ssh_conn_id,
+                "attempt": self.attempt,
                 "offset": self.offset,
                 "total_steps": self.total_steps,
             },
@@ -73,7 +77,12 @@ class RemoteJobTrigger(BaseTrigger):
         try:
             target = await VmSshHook(self.ssh_conn_id).async_target(self.address, self.host_keys)
             await follow_to_end(
-                target, self.job_id, offset=self.offset, on_chunk=view.feed, give_up_after=GIVE_UP_AFTER
+                target,
+                self.job_id,
+                attempt=self.attempt,
+                offset=self.offset,
+                on_chunk=view.feed,
+                give_up_after=GIVE_UP_AFTER,
             )
         except NightshiftError as error:
             self.log.warning("%s", error)
