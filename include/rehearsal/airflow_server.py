@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import httpx
@@ -105,20 +106,26 @@ def start(settings: Settings, tell: Callable[[str], None]) -> None:
 
 
 def stop(settings: Settings) -> int:
-    """End every process of this rehearsal's Airflow and return how many there were."""
+    """End every process of this rehearsal's Airflow and return how many there were.
+
+    Raises AirflowFailed when one of them does not end even when it is killed.
+    """
     found = processes(settings)
-    for process in found:
-        _signal(process.terminate)
-    _, alive = psutil.wait_procs(found, timeout=TERM_GRACE)
-    for process in [*alive, *processes(settings)]:
-        _signal(process.kill)
-    psutil.wait_procs(alive, timeout=TERM_GRACE)
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        left = _end(settings, end)
+    if left:
+        raise AirflowFailed(f"processes {[process.pid for process in left]} do not end; end them by hand")
     _pid_file(settings).unlink(missing_ok=True)
     return len(found)
 
 
-def _signal(send: Callable[[], None]) -> None:
-    try:
-        send()
-    except psutil.NoSuchProcess:
-        return  # what we wanted
+def _end(settings: Settings, end: Callable[[psutil.Process], None]) -> list[psutil.Process]:
+    """Ask all processes to end and return those that have not after TERM_GRACE seconds."""
+    deadline = time.monotonic() + TERM_GRACE
+    for process in processes(settings):
+        with suppress(psutil.NoSuchProcess):
+            end(process)
+    # Looked for anew each time: waiting by pid fails when a thread of another process has got the number.
+    while (left := processes(settings)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left
