@@ -35,7 +35,8 @@ def processes(settings: Settings) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if os.getsid(process.pid) == leader or process.environ().get(MARKER) == str(settings.var):
+            ours = os.getsid(process.pid) == leader or process.environ().get(MARKER) == str(settings.var)
+            if ours and process.status() != psutil.STATUS_ZOMBIE:  # a zombie has ended; its parent takes its time
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
             continue  # ended meanwhile, or somebody else's
