@@ -31,7 +31,7 @@ def show(view: LogView, *chunks: str | bytes) -> None:
 def test_settings_are_folded_and_what_is_around_them_is_not(
     log: logging.Logger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    show(LogView(log), "before\n" + SETTING.format("a") + SETTING.format("b") + "after\n")
+    show(LogView(log), "before\n\n" + SETTING.format("a") + SETTING.format("b") + "after\n")
     assert caplog.messages == [
         "before",
         "::group::MaxText settings",
@@ -123,3 +123,15 @@ def test_nothing_of_a_training_is_lost(log: logging.Logger, caplog: pytest.LogCa
     assert len(shown) == len(lines) + 1
     assert shown[-1] == "no line feed"
     assert sum(message.startswith(">> step ") for message in caplog.messages) == 32
+
+
+def test_a_following_view_resumes_after_the_last_whole_line(
+    log: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "first\nsecond\n 58%|###   | 7/12"
+    view = LogView(log)
+    show(view, text[:9], text[9:])
+    assert view.resume_at == text.index(" 58%")
+    rest = text.encode()[view.resume_at :] + b"\n"
+    LogView(log).feed(LogChunk(view.resume_at, rest))
+    assert caplog.messages == ["first", "second", " 58%|###   | 7/12"]

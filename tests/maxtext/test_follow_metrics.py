@@ -84,7 +84,7 @@ def start(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def steps(output: str) -> list[logs.StepMetrics]:
-    events = [logs.parse_line(line) for line in output.splitlines()]
+    events = [logs.parse_line(line) for line in output.splitlines() if line]
     found = [event for event in events if isinstance(event, logs.StepMetrics)]
     assert len(found) == len(events), output
     return found
@@ -169,7 +169,7 @@ def test_a_file_that_is_no_event_file_is_told_of_and_left_alone(
     garbage = struct.pack("<QI", 4, 0) + b"\xff\xff\xff\xff" + b"\0" * 4
     (tmp_path / RECORDED.name).write_bytes(garbage * 3)
     (tmp_path / LATER).write_bytes(RECORDED.read_bytes())
-    told, *rest = start().end().splitlines()
+    told, *rest = filter(None, start().end().splitlines())
     assert told.startswith(f"nightshift: {tmp_path / RECORDED.name} cannot be read from byte ")
     assert len(rest) == STEPS
 

@@ -162,6 +162,16 @@ def test_settings_and_packages_are_grouped() -> None:
     ]  # fmt: skip
 
 
+def test_orbax_at_work_is_grouped_and_its_warnings_are_not() -> None:
+    line = "{} 14:39:56.173297 140320876525248 {}.py:188] ..."
+    assert titles([
+        line.format("I1201", "atomicity"),
+        line.format("I1201", "checkpoint_manager"),
+        line.format("W1201", "checkpoint"),
+        line.format("I1201", "my_checkpoint"),
+    ]) == ["checkpoints", "checkpoints", None, None]  # fmt: skip
+
+
 def test_prompts_and_completions_are_grouped_to_the_next_record() -> None:
     record = "I1201 14:18:46.771148 139877682342784 rl_cluster.py:714] "
     group = "prompts and completions"

@@ -45,7 +45,7 @@ def test_a_recorded_training_is_told_on_change() -> None:
     assert "step 4 of 32, loss -0.0001" in lines
     assert "step 8 of 32, loss 0.0307, 0.3 s/step, about 6 s left" in lines
     assert "at step 10: 14 of 16 correct (87.5%), format 100.0%, mean reward 0.97" in lines
-    assert "step 20 of 32, loss 0.0486, 0.3 s/step, about 8 s left with evaluations" in lines
+    assert "step 20 of 32, loss 0.0486, 0.3 s/step, 4 s to 8 s left" in lines
     assert "step 32 of 32, loss 0.0528, 0.4 s/step" in lines
     assert lines[-1] == "after training: 13 of 16 correct (81.2%), format 100.0%, mean reward 0.91"
 
@@ -69,6 +69,25 @@ def test_a_step_is_told_with_the_latest_reward_and_kl_that_are_known() -> None:
         "step 9 of 9, loss 0.9000, reward 0.52 and kl 0.012 at step 7",
         "step 9 of 9, reward 0.54",
     ]
+
+
+def test_a_saved_checkpoint_is_told_with_its_step() -> None:
+    saved = (
+        "I1201 14:40:26.299746 140320205403840 atomicity.py:851] [process=0][thread=async_save] Finished saving "
+        "checkpoint (finalized tmp dir) to `/dev/shm/llama3.1-8b-Instruct/post-train/a-run/checkpoints/actor/{}`."
+    )
+    tracker = progress.ProgressTracker(total_steps=32)
+    assert told(tracker, [saved.format(20), saved.format("20/model_params")]) == [
+        "checkpoint of step 20 saved"
+    ]
+
+
+def test_a_progress_bar_before_a_step_does_not_hide_its_time() -> None:
+    lines = [step(n, 2.0 * n) for n in range(1, 7)]
+    lines[3] = f"0it [00:00, ?it/s]{lines[3]}"
+    assert told(progress.ProgressTracker(total_steps=8, clock=no_clock), lines)[-1].endswith(
+        "2.0 s/step, about 4 s left"
+    )
 
 
 def test_a_resumed_training_does_not_show_what_an_earlier_attempt_measured_later() -> None:
@@ -103,7 +122,7 @@ def test_what_is_left_is_only_a_lower_bound_while_evaluations_are_still_to_come(
     assert lines[-1] == "step 10 of 32, loss 0.1000, 2.0 s/step, at least 44 s left"
     told(tracker, [evaluation("Intermediate Eval (step=10)", 14)])
     (line,) = told(tracker, [step(11, 42.0)])  # the evaluation took 20 s of the 40 s since step 1
-    assert line == "step 11 of 32, loss 0.1100, 2.0 s/step, about 84 s left with evaluations"
+    assert line == "step 11 of 32, loss 0.1100, 2.0 s/step, 42 s to 84 s left"
 
 
 def test_evaluations_that_come_after_the_training_do_not_count() -> None:

@@ -36,7 +36,13 @@ case "$*" in
     echo "Pre RL Training: corr=${CORRECT:-1}, total=16, accuracy=6.25%, partial_accuracy=6.25%, format_accuracy=6.25%"
     actor="$(value base_output_directory "$@")/$(value run_name "$@")/checkpoints/actor"
     mkdir -p "$actor/9/model_params" "$actor/${LAST:-32}.orbax-checkpoint-tmp-7" "$actor/../../tensorboard"
-    [ -z "${EVENTS:-}" ] || cp "$EVENTS" "$actor/../../tensorboard"
+    if [ -n "${EVENTS:-}" ]; then
+      cp "$EVENTS" "$actor/../../tensorboard"
+      for _ in {1..400}; do  # the real one runs long enough for its metrics to be read
+        ! grep -q "metrics step=12" "$actor/../../../"*.log || break
+        sleep 0.05
+      done
+    fi
     [ -z "${FAIL:-}" ] || exit "$FAIL"
     mkdir -p "$actor/${LAST:-32}/model_params"
     echo "Post RL Training: corr=13, total=16, accuracy=81.25%, partial_accuracy=81.25%, format_accuracy=100.0%" ;;

@@ -28,8 +28,8 @@ class LogView:
     """Writes a job's output to a logger, line by line, and a progress line whenever a step is done.
 
     Lines of which there are too many become groups, which Airflow shows folded. What Nightshift's own scripts say is
-    written once, as progress. No group stays open between two chunks: a task that defers, or a triggerer that dies,
-    would leave everything that follows folded away.
+    written once, as progress. Empty lines are left out. No group stays open between two chunks: a task that defers, or
+    a triggerer that dies, would leave everything that follows folded away.
 
     :param log: the task's or the trigger's logger.
     :param total_steps: how many steps a training has; 0 for a step that is no training.
@@ -61,7 +61,7 @@ class LogView:
 
     def _show(self, line: str) -> None:
         previous, self._title = self._title, self._grouper.title(line)
-        if not is_note(line):
+        if line and not is_note(line):
             self._switch_to(self._title, continued=previous == self._title)
             self._log.info("%s", line)
         if progress := self._progress.feed(line):

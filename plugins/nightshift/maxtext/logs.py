@@ -45,8 +45,9 @@ _METRICS = re.compile(r"^nightshift: metrics step=(?P<step>\d+)(?P<values>( \w+=
 _PLANNED = re.compile(
     r"\[intermediate-eval\] hook installed: evaluate\(\.\.\.\) will fire every (\d+) outer steps"
 )
-#: absl's prefix: severity, month and day, time of day; the year is nowhere.
-_STAMP = re.compile(r"^[IWEF](\d{4} \d\d:\d\d:\d\d\.\d{6}) ")
+_SAVED = re.compile(r"Finished saving checkpoint .* to `[^`]*/checkpoints/actor/(\d+)`")
+#: absl's prefix: severity, month and day, time of day; the year is nowhere. A progress bar may stand before it.
+_STAMP = re.compile(r"\b[IWEF](\d{4} \d\d:\d\d:\d\d\.\d{6}) +\d+ [\w.]+:\d+\] ")
 
 #: The install script prints the environment's packages between these two lines.
 PACKAGES_BEGIN = f"{_NOTE}packages begin"
@@ -147,6 +148,8 @@ def parse_line(line: str) -> Event | None:
         return _evaluation(match)
     if match := _PLANNED.search(line):
         return PlannedEvaluations(int(match[1]))
+    if match := _SAVED.search(line):
+        return Milestone(f"checkpoint of step {match[1]} saved")
     for fragment, text in _MILESTONES:
         if fragment in line:
             return Milestone(text)
@@ -216,11 +219,20 @@ class _Group:
     ends: re.Pattern[str] | None = None
 
 
-_RECORD = re.compile(rf"{_STAMP.pattern}|^(DEBUG|INFO|WARNING|ERROR|CRITICAL):\w+:|^{_NOTE}")
+#: Orbax's source files, by which its records are known.
+_ORBAX = (
+    "abstract_checkpointer|array_metadata_store|async_checkpointer|async_io_engine|atomicity"
+    "|base_pytree_checkpoint_handler|checkpoint|checkpoint_manager|checkpointer|composite_checkpoint_handler|deleter"
+    "|event_tracking|jax_array_handlers|ocdbt_utils|pytree_checkpoint_handler|replica_slices|signaling_client"
+    "|standard_logger|transform_utils"
+)
+_RECORD = re.compile(rf"^{_STAMP.pattern}|^(DEBUG|INFO|WARNING|ERROR|CRITICAL):\w+:|^{_NOTE}")
 _GROUPS = (
     _Group("MaxText settings", re.compile(r"\bConfig param \w+: ")),
     _Group("packages", re.compile(r"^ [-+~] [\w.-]+==\S")),  # what uv removed and installed
     _Group("packages", re.compile(f"^{PACKAGES_BEGIN}$"), re.compile(f"^{PACKAGES_END}$")),
+    # What Orbax says of its work at each checkpoint, unless it is a warning.
+    _Group("checkpoints", re.compile(rf"^I\d{{4}} [\d:.]+ +\d+ ({_ORBAX})\.py:\d+\] ")),
     # One record of Tunix: an array of strings, printed on many lines.
     _Group("prompts and completions", re.compile(r"\bRollout string metric \w+: "), _RECORD),
 )
@@ -259,7 +271,7 @@ def _evaluation(match: re.Match[str]) -> Evaluation:
 
 
 def _stamp(line: str) -> float | None:
-    match = _STAMP.match(line)
+    match = _STAMP.search(line)
     if match is None:
         return None
     # Any leap year will do: only differences are looked at.

@@ -36,8 +36,9 @@ _BUNCH_SECONDS = 1.0
 class Pace:
     """How long steps take, and what is left of a training; silent until there is enough to say so.
 
-    A step's own time is the median of the last intervals, which no evaluation disturbs. What is left is counted from
-    the mean, which holds evaluations and checkpoints too.
+    A step's own time is the median of the last intervals, which no evaluation disturbs. What is left lies between that
+    and the mean of all, which holds evaluations and checkpoints too; the first evaluation can be many times as long
+    as the next ones.
 
     :param clock: seconds; only asked for lines that do not say when they were written.
     """
@@ -69,19 +70,19 @@ class Pace:
             (then - before) / (step - last)
             for (last, before), (step, then) in itertools.pairwise(moments[-_RECENT - 1 :])
         )
-        return f", {seconds:.1f} s/step{self._left(moments)}"
+        return f", {seconds:.1f} s/step{self._left(moments, seconds)}"
 
-    def _left(self, moments: list[tuple[int, float]]) -> str:
+    def _left(self, moments: list[tuple[int, float]], seconds: float) -> str:
         (first, began), (step, now) = moments[0], moments[-1]
         left = self.total_steps - self._moments[-1][0]
         if left <= 0:
             return ""
-        needed = duration(left * (now - began) / (step - first))
+        least, most = duration(left * seconds), duration(left * (now - began) / (step - first))
         if self.evaluated:
-            return f", about {needed} left with evaluations"
+            return f", about {most} left" if least == most else f", {least} to {most} left"
         if self.evaluations and self.evaluations.every < self.total_steps:
-            return f", at least {needed} left"  # nobody knows yet how long an evaluation takes
-        return f", about {needed} left"
+            return f", at least {least} left"  # nobody knows yet how long an evaluation takes
+        return f", about {most} left"
 
 
 @dataclass

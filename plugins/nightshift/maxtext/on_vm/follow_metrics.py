@@ -27,6 +27,7 @@ OF_BATCH = {"rewards/train/score/mean": "reward"}
 NAMES = (LOSS, "reward", "kl", "grad_norm", "learning_rate")
 
 POLL_SECONDS = 2
+LINES_AT_ONCE = 20  # stay below PIPE_BUF (4096 bytes), so that no line of train_rl gets in between
 LAST_LOOK_SECONDS = 10  # for which the end of the training may have to wait, when the disk does not answer
 HEADER = struct.Struct("<QI")  # length of the data, and its checksum
 FOOTER_BYTES = 4  # the data's checksum
@@ -110,19 +111,24 @@ class EventFile:
 
     def look(self, *, at_end: bool) -> None:
         """Print the steps that are complete by now; at the end, those too that never became complete."""
+        lines = []
         try:
             for record in self.records() if not self.broken else ():
                 for step, tag, value in scalars(record):
                     self.take(step, tag, value)
         except (ValueError, IndexError) as error:
             self.broken = True
-            say(f"{self.path} cannot be read from byte {self.offset} on ({error}): no further step metrics")
+            lines.append(
+                f"{self.path} cannot be read from byte {self.offset} on ({error}): no further step metrics"
+            )
         for step in sorted(self.values):
             known = self.values[step]
             # KL has no value where rl.grpo_beta is 0, so a later step is a sign of completeness as well.
             if LOSS in known and (len(known) == len(NAMES) or step < self.last or at_end):
-                say(" ".join([f"metrics step={step}", *(f"{n}={known[n]:.6g}" for n in NAMES if n in known)]))
+                pairs = [f"{name}={known[name]:.6g}" for name in NAMES if name in known]
+                lines.append(" ".join(["metrics", f"step={step}", *pairs]))
                 del self.values[step]
+        say(lines)
 
     def take(self, step: int, tag: str, value: float) -> None:
         """Remember a value under the training steps that it belongs to."""
@@ -136,10 +142,12 @@ class EventFile:
                 self.values.setdefault(number, {})[name] = value
 
 
-def say(text: str) -> None:
-    """Print a line at once: two processes write to the same log."""
-    sys.stdout.write(f"nightshift: {text}\n")
-    sys.stdout.flush()
+def say(lines: list[str]) -> None:
+    """Print lines at once. They begin on a new line: train_rl writes to the same log, progress bars among the rest."""
+    for first in range(0, len(lines), LINES_AT_ONCE):
+        text = "".join(f"\nnightshift: {line}" for line in lines[first : first + LINES_AT_ONCE])
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 def follow(folder: Path, steps_per_batch: int) -> None:
