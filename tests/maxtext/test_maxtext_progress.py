@@ -110,6 +110,20 @@ def test_the_model_that_a_training_resumes_from_is_not_called_the_one_before_tra
     ]
 
 
+def test_a_resumed_training_says_from_where_even_when_its_beginning_was_not_seen() -> None:
+    lines = told(
+        progress.ProgressTracker(total_steps=32),
+        [
+            "I1201 14:46:55.937576 1 checkpoint_manager.py:234] Restored params from step: 10 in 0.074 seconds",
+            evaluation("Pre RL Training", 14),
+        ],
+    )
+    assert [line.partition(" (")[0] for line in lines] == [
+        "the training resumes after step 10",
+        "the restored model: 14 of 16 correct",
+    ]
+
+
 def test_the_pace_is_not_told_before_there_are_enough_steps() -> None:
     lines = told(progress.ProgressTracker(total_steps=50), [step(n, 12.0 * n) for n in range(1, 8)])
     assert [line.endswith("left") for line in lines] == [False] * 4 + [True] * 3

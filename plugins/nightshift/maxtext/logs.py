@@ -46,6 +46,7 @@ _PLANNED = re.compile(
     r"\[intermediate-eval\] hook installed: evaluate\(\.\.\.\) will fire every (\d+) outer steps"
 )
 _SAVED = re.compile(r"Finished saving checkpoint .* to `[^`]*/checkpoints/actor/(\d+)`")
+_RESTORED = re.compile(r"Restored params from step: (\d+) in")
 #: absl's prefix: severity, month and day, time of day; the year is nowhere. A progress bar may stand before it.
 _STAMP = re.compile(r"\b[IWEF](\d{4} \d\d:\d\d:\d\d\.\d{6}) +\d+ [\w.]+:\d+\] ")
 
@@ -105,13 +106,20 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """A training goes on from the checkpoint of a step, and measures that model before anything else."""
+
+    step: int
+
+
+@dataclass(frozen=True)
 class Milestone:
     """A point that a step has reached, in words for people."""
 
     text: str
 
 
-Event = TrainStep | StepMetrics | Evaluation | PlannedEvaluations | Milestone
+Event = TrainStep | StepMetrics | Evaluation | PlannedEvaluations | Resumed | Milestone
 
 
 @dataclass(frozen=True)
@@ -148,6 +156,8 @@ def parse_line(line: str) -> Event | None:
         return _evaluation(match)
     if match := _PLANNED.search(line):
         return PlannedEvaluations(int(match[1]))
+    if match := _RESTORED.search(line):
+        return Resumed(int(match[1]))
     if match := _SAVED.search(line):
         return Milestone(f"checkpoint of step {match[1]} saved")
     for fragment, text in _MILESTONES:

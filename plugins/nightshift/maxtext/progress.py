@@ -12,6 +12,7 @@ from nightshift.maxtext.logs import (
     Evaluation,
     Milestone,
     PlannedEvaluations,
+    Resumed,
     StepMetrics,
     TrainStep,
     parse_line,
@@ -99,7 +100,7 @@ class ProgressTracker:
     _told: int = field(default=0, init=False)
     _last: str = field(default="", init=False)
     _metrics: StepMetrics | None = field(default=None, init=False)
-    _baseline: bool = field(default=False, init=False)
+    _baseline: bool = field(default=False, init=False)  # whether the model has been measured before training
 
     def __post_init__(self) -> None:
         self._pace = Pace(self.total_steps, self.clock)
@@ -116,6 +117,9 @@ class ProgressTracker:
                 text = self._evaluation(evaluation)
             case PlannedEvaluations() as planned:
                 self._pace.evaluations = planned
+            case Resumed(step=number):
+                self._baseline = True
+                text = f"the training resumes after step {number}"
             case Milestone(text=words):
                 text = words
             case None:
@@ -155,7 +159,7 @@ class ProgressTracker:
             self._pace.evaluated = True
         again = evaluation.phase == "pre" and self._baseline
         self._baseline = self._baseline or evaluation.phase == "pre"
-        # The first one is the baseline; a resumed training measures what it starts from once more.
+        # A resumed training measures what it starts from, and calls that "Pre" as well.
         return describe(evaluation, when="the restored model" if again else None)
 
 
