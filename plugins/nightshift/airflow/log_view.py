@@ -41,7 +41,7 @@ class LogView:
         self._progress = ProgressTracker(total_steps=total_steps)
         self._grouper = LineGrouper()
         self._open: str | None = None  # the title of the group that is open now
-        self._title: str | None = None  # that of the last line
+        self._title: str | None = None  # that of the last line that was shown
         self.resume_at = 0  # byte of the log after the last line that was shown
 
     def feed(self, chunk: LogChunk) -> None:
@@ -60,16 +60,15 @@ class LogView:
         self._switch_to(None)
 
     def _show(self, line: str) -> None:
-        previous, self._title = self._title, self._grouper.title(line)
-        if line and not is_note(line):
-            self._switch_to(self._title, continued=previous == self._title)
+        note, title = is_note(line), self._grouper.title(line)
+        if line and not note:
+            self._switch_to(title, continued=title == self._title)
             self._log.info("%s", line)
+        self._title = None if note else title
         if progress := self._progress.feed(line):
             self._switch_to(None)
-            if is_error_note(line):
-                self._log.error(">> %s", progress)
-            else:
-                self._log.info(">> %s", progress)
+            tell = self._log.error if is_error_note(line) else self._log.info
+            tell(">> %s", progress)
 
     def _switch_to(self, title: str | None, *, continued: bool = False) -> None:
         if title == self._open:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.operators.remote_step import RemoteStepOperator, Work
@@ -52,7 +53,7 @@ class TrainOperator(RemoteStepOperator):
         """Judge the training by all that it has to leave, and return what it measured."""
         listing = await host.run(list_steps_script(site.layout), timeout=SHORT_CALL)
         # The file has the log of every attempt: a resumed one calls the restored model "before training".
-        whole = await host.run(f"cat {train_log(site.layout)}", timeout=SHORT_CALL)
+        whole = await host.run(f"cat {shlex.quote(train_log(site.layout))}", timeout=SHORT_CALL)
         trained = logs.summarize(whole.stdout.decode(errors="replace").splitlines())
         result = training_outcome(
             trained,
@@ -70,10 +71,11 @@ class TrainOperator(RemoteStepOperator):
         }
 
     def _tell(self, trained: logs.TrainingLog, result: TrainingResult) -> None:
-        self.log.info("::group::metrics of %d steps", len(trained.metrics))
-        for line in progress.metrics_table(trained.metrics):
-            self.log.info("%s", line)
-        self.log.info("::endgroup::")
+        if trained.metrics:
+            self.log.info("::group::metrics of %d steps", len(trained.metrics))
+            for line in progress.metrics_table(trained.metrics):
+                self.log.info("%s", line)
+            self.log.info("::endgroup::")
         if rewards := progress.describe_rewards(trained):
             self.log.info(">> %s", rewards)
         for evaluation in (result.before, result.after):
