@@ -36,7 +36,8 @@ def processes(settings: Settings) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             ours = os.getsid(process.pid) == leader or process.environ().get(MARKER) == str(settings.var)
-            if ours and process.status() != psutil.STATUS_ZOMBIE:  # a zombie has ended; its parent takes its time
+            # A zombie has ended; its parent takes its time.
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
             continue  # ended meanwhile, or somebody else's
