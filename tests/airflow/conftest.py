@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +15,8 @@ import pytest
 import yaml
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from localcloud.handle import LocalCloud
 
 _UNUSED_HOME = Path(__file__).parents[2] / "var" / f"test-{os.getpid()}" / "airflow-library"
@@ -118,10 +118,11 @@ class Nights:
     def begin(
         self,
         conf: dict[str, Any] | None = None,
-        change: Callable[[dict[str, Any]], object] | None = None,
+        *,
+        token: str | None = None,
     ) -> StepRun:
         """Begin a run whose tasks the test runs one by one."""
-        return StepRun(self.runner, self.write(change), self._connections(None), conf or {})
+        return StepRun(self.runner, self.write(), self._connections(token), conf or {})
 
     def _connections(self, token: str | None) -> dict[str, str]:
         connections = self.settings.connections()

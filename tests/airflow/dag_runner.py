@@ -11,9 +11,8 @@ import os
 import sys
 import traceback
 import uuid
-from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import structlog
@@ -39,8 +38,13 @@ from airflow.triggers.base import BaseTrigger
 from airflow.utils.state import TaskInstanceState
 from airflow.utils.types import DagRunTriggeredByType, DagRunType
 from nightshift.airflow import retry
+from nightshift.airflow.operators import remote_step
 from nightshift.airflow.triggers import remote_job, settling
 from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: In place of 20 s and 10 minutes; which errors are tried again, and how often, stays as it is.
 RETRY_DELAY = timedelta(seconds=1)
@@ -50,12 +54,19 @@ def hurry() -> None:
     """Take out the waiting that only a real scheduler needs, or that only costs time here."""
     settling.SETTLE_SECONDS = 0.0
     remote_job.GIVE_UP_AFTER = 5.0
+    remote_step.QUICK_SECONDS = 1.0
+
+
+def open_session() -> Session:
+    """Return a session of the database; `settings.Session` is set when Airflow has been initialized."""
+    session: Session = settings.Session()  # type: ignore[misc]
+    return session
 
 
 def load(dag_id: str) -> DAG:
     """Parse the dags folder anew, put it into the database and return the DAG."""
-    manager = DagBundlesManager()
-    with settings.Session() as session:
+    manager = DagBundlesManager()  # type: ignore[no-untyped-call]
+    with open_session() as session:
         manager.sync_bundles_to_db(session=session)
         session.commit()
     (bundle,) = manager.get_all_dag_bundles()
@@ -77,11 +88,11 @@ def load(dag_id: str) -> DAG:
 
 def results(dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
     """Return each task's state, number of tries and XComs."""
-    with settings.Session() as session:
+    with open_session() as session:
         tasks = session.scalars(
             select(TaskInstance).where(TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id)
         )
-        found = {
+        found: dict[str, dict[str, Any]] = {
             ti.task_id: {"state": ti.state and str(ti.state), "tries": ti.try_number, "xcom": {}}
             for ti in tasks
         }
@@ -106,7 +117,7 @@ class Steps:
 
     def __init__(self, dag_id: str, conf: dict[str, Any]) -> None:
         self.dag = load(dag_id)
-        self._session = settings.Session()
+        self._session = open_session()
         now = timezone.utcnow()
         self.run: DagRun = get_or_create_dagrun(
             dag=DagSerialization.deserialize_dag(DagSerialization.serialize_dag(self.dag)),
@@ -138,7 +149,7 @@ class Steps:
         if timed_out:
             ti.next_method, ti.next_kwargs = "__fail__", {"error": "Trigger timeout"}
         else:
-            event = _run_inline_trigger(self._trigger(task_id), self._sdk(ti))
+            event = _run_inline_trigger(self._trigger(task_id), self._sdk(ti))  # type: ignore[no-untyped-call]
             ti.next_method = self._deferred[task_id].next_method
             ti.next_kwargs = {"event": serialize(event.payload)}
         return self._go_on(ti)
@@ -149,9 +160,9 @@ class Steps:
         supervisor = InProcessTestSupervisor(
             id=sdk_ti.id,
             pid=os.getpid(),
-            process=psutil.Process(),
+            process=psutil.Process(),  # type: ignore[arg-type]
             process_log=structlog.get_logger(logger_name="task").bind(),
-            client=InProcessTestSupervisor._api_client(),
+            client=InProcessTestSupervisor._api_client(),  # type: ignore[no-untyped-call]
         )
         supervisor.comms = InProcessSupervisorComms(supervisor=supervisor)
         with set_supervisor_comms(supervisor.comms):
@@ -164,7 +175,8 @@ class Steps:
 
     def _trigger(self, task_id: str) -> BaseTrigger:
         deferred = self._deferred[task_id]
-        trigger: BaseTrigger = import_string(deferred.classpath)(**deserialize(deferred.trigger_kwargs))
+        arguments: Any = deserialize(deferred.trigger_kwargs)  # type: ignore[type-var]
+        trigger: BaseTrigger = import_string(deferred.classpath)(**arguments)
         return trigger
 
     def _go_on(self, ti: TaskInstance) -> dict[str, Any]:
@@ -175,7 +187,7 @@ class Steps:
         if result is None:
             return {"state": "failed", "error": "Airflow could not run the task; see the runner's log"}
         told: dict[str, Any] = {
-            "state": str(result.state.value),
+            "state": str(TaskInstanceState(result.state).value),
             "error": str(result.error) if result.error else "",
             "error_class": type(result.error).__name__ if result.error else "",
         }
@@ -184,7 +196,7 @@ class Steps:
             timeout = result.msg.trigger_timeout
             told["deferred"] = {
                 "trigger": result.msg.classpath,
-                "kwargs": deserialize(result.msg.trigger_kwargs),
+                "kwargs": deserialize(result.msg.trigger_kwargs),  # type: ignore[type-var]
                 "timeout": timeout.total_seconds() if timeout else None,
             }
         return told

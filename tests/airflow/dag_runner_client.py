@@ -61,6 +61,11 @@ class DagRunner:
         )
         self._log_start = 0
 
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
     def order(self, order: str, environment: Mapping[str, str] | None = None, **arguments: Any) -> None:
         """Give an order; `answer` waits for its end.
 
@@ -129,6 +134,10 @@ class StepRun:
     def tasks(self) -> dict[str, dict[str, Any]]:
         """Return each task's state, tries and XComs."""
         return self._step("results")
+
+    def result(self, task_id: str) -> Any:
+        """Return what a task returned."""
+        return self.tasks()[task_id]["xcom"]["return_value"]
 
     def log(self) -> str:
         """Return what the last step logged."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, BaseOperator, CronTriggerTimetable, TriggerRule
+from airflow.sdk import DAG, CronTriggerTimetable, TriggerRule
 from airflow.serialization.serialized_objects import DagSerialization
 from nightshift import errors, names
 from nightshift.airflow import retry
@@ -116,7 +117,7 @@ def test_the_vm_is_deleted_as_soon_as_nothing_needs_it(dag: DAG) -> None:
 
 def test_the_steps_follow_one_another(dag: DAG) -> None:
     chain = ["reserve_vm", "preflight", "create_vm", *ON_THE_VM, "publish"]
-    for before, after in zip(chain, chain[1:], strict=False):
+    for before, after in itertools.pairwise(chain):
         assert before in dag.get_task(after).upstream_task_ids, after
 
 
@@ -184,13 +185,12 @@ LINKS = {
 def test_links_survive_serialization(dag: DAG) -> None:
     restored = DagSerialization.from_dict(DagSerialization.to_dict(dag))
     for task in dag.tasks:
-        operator: BaseOperator = task
-        names_here = {link.name for link in operator.operator_extra_links}
+        names_here = {link.name for link in task.operator_extra_links}
         assert names_here == LINKS.get(task.task_id, set())
         twin = restored.get_task(task.task_id)
         # The api-server has no operator code: it reads the address under the key that the operator pushes.
         keys = {link.name: link.xcom_key for link in twin.operator_extra_links}
-        assert keys == {link.name: link.xcom_key for link in operator.operator_extra_links}
+        assert keys == {link.name: link.xcom_key for link in task.operator_extra_links}
 
 
 def test_a_links_key_is_not_anothers() -> None:
@@ -201,7 +201,9 @@ def test_links_lead_to_the_console_unless_another_endpoint_is_set() -> None:
     assert vm_address("p", "z", "vm", None) == (
         "https://console.cloud.google.com/compute/instancesDetail/zones/z/instances/vm?project=p"
     )
-    assert vm_address("p", "z", "vm", "http://127.0.0.1:1").endswith("/compute/v1/projects/p/zones/z/instances/vm")
+    assert vm_address("p", "z", "vm", "http://127.0.0.1:1").endswith(
+        "/compute/v1/projects/p/zones/z/instances/vm"
+    )
     assert bucket_address("b", "runs/x", None) == (
         "https://console.cloud.google.com/storage/browser/b/runs/x"
     )

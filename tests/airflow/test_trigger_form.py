@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError
 from nightshift.airflow.dag_factory import build_dag, params
 from nightshift.airflow.paths import RECIPES
 from nightshift.errors import RecipeError
 from nightshift.recipe import Recipe, load_recipe
 from nightshift.recipe.form import FORM_PATHS
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG
 
 BAD = [
     ("num_batches", 0),

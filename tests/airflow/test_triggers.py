@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow.sdk._shared.module_loading import import_string
 from airflow.sdk.serde import deserialize, serialize
-from airflow.triggers.base import BaseTrigger
 from nightshift import names
 from nightshift.airflow.paths import RECIPES
 from nightshift.airflow.triggers.remote_job import RemoteJobTrigger
@@ -17,6 +17,9 @@ from nightshift.recipe import load_recipe
 from nightshift.tpu import lease
 from nightshift.tpu.bodies import InstanceSpec, instance_body
 from nightshift.tpu.lease import Phase, Waiting
+
+if TYPE_CHECKING:
+    from airflow.triggers.base import BaseTrigger
 
 RECIPE = load_recipe(RECIPES / "rehearsal.yaml")
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== somebody"
@@ -66,7 +69,8 @@ def trigger(request: pytest.FixtureRequest) -> BaseTrigger:
 def test_a_trigger_comes_out_of_the_database_as_it_went_in(trigger: BaseTrigger) -> None:
     path, kwargs = trigger.serialize()
     stored = json.dumps(serialize(kwargs))
-    twin = import_string(path)(**deserialize(json.loads(stored)))
+    arguments: Any = deserialize(json.loads(stored))
+    twin = import_string(path)(**arguments)
     assert type(twin) is type(trigger)
     assert twin.serialize() == (path, kwargs)
 

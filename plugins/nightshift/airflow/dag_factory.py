@@ -51,7 +51,7 @@ def build_dag(recipe: Recipe) -> DAG:
             recipe=recipe, task_id="publish", execution_timeout=timedelta(minutes=recipe.timeouts.publish)
         )
         delete = DeleteVmOperator(recipe=recipe, task_id="delete_vm")
-        record = RecordOperator(recipe=recipe, task_id="record", trigger_rule="all_done")
+        record = RecordOperator(recipe=recipe, task_id="record")
         verdict = VerdictOperator(recipe=recipe, task_id="verdict")
         chain(
             reserve.as_setup(),

@@ -11,7 +11,6 @@ from nightshift.maxtext.scripts import to_huggingface_script, to_maxtext_script
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nightshift.airflow.night import Night
     from nightshift.airflow.operators.remote_step import Site
 
 
@@ -28,14 +27,11 @@ class ConvertToMaxTextOperator(_ConversionOperator):
     """Wraps `maxtext.checkpoint_conversion.to_maxtext` for the base model at its resolved commit."""
 
     step = "convert_to_maxtext"
+    timeout_key = "to_maxtext"
 
     def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
         """Download and convert, unless the checkpoint is complete already."""
         return self._work(to_maxtext_script(site.night.recipe, site.layout))
-
-    def limit(self, night: Night) -> float:
-        """Return the recipe's limit in minutes."""
-        return night.recipe.timeouts.to_maxtext
 
 
 class ConvertToHuggingFaceOperator(_ConversionOperator):
@@ -45,11 +41,8 @@ class ConvertToHuggingFaceOperator(_ConversionOperator):
     """
 
     step = "convert_to_huggingface"
+    timeout_key = "to_huggingface"
 
     def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
         """Convert, complete and check, unless the folder is complete already."""
         return self._work(to_huggingface_script(site.night.recipe, site.layout))
-
-    def limit(self, night: Night) -> float:
-        """Return the recipe's limit in minutes."""
-        return night.recipe.timeouts.to_huggingface

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from nightshift.airflow.night import Night
     from nightshift.airflow.operators.remote_step import Site
     from nightshift.remote.client import RemoteHost
 
@@ -55,10 +54,6 @@ class ExportOperator(RemoteStepOperator):
         options = " ".join(f"{option} {shlex.quote(value)}" for option, value in arguments.items())
         script = f"exec {shlex.quote(site.layout.python)} -u {UPLOADER_ON_VM} {options}\n"
         return Work(script=script, files={UPLOADER_ON_VM: UPLOADER.read_bytes()})
-
-    def limit(self, night: Night) -> float:
-        """Return the recipe's limit in minutes."""
-        return night.recipe.timeouts.export
 
     async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
         """Verify the copy and return where it is."""

@@ -12,7 +12,6 @@ from nightshift.maxtext.install import install_script, installed_packages, read_
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nightshift.airflow.night import Night
     from nightshift.airflow.operators.remote_step import Site
     from nightshift.remote.client import RemoteHost
 
@@ -21,6 +20,7 @@ class InstallMaxTextOperator(RemoteStepOperator):
     """Wraps the installation: system packages, uv, Python, MaxText and its post-training dependencies."""
 
     step = "install_maxtext"
+    timeout_key = "install"
 
     def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
         """Install, unless the environment is complete already."""
@@ -29,10 +29,6 @@ class InstallMaxTextOperator(RemoteStepOperator):
             script=install_script(recipe, site.layout, read_lock(recipe, paths.VM_FILES)),
             env=install_environment(recipe, site.layout),
         )
-
-    def limit(self, night: Night) -> float:
-        """Return the recipe's limit in minutes."""
-        return night.recipe.timeouts.install
 
     async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
         """Return the packages that are installed."""

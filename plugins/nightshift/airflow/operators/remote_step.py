@@ -83,20 +83,22 @@ class Site:
 class RemoteStepOperator(NightshiftOperator):
     """Base of the operators that wrap a command on the VM.
 
-    Subclasses say what to run (`work`), how long it may take (`limit`) and what its end means (`figures`).
+    Subclasses say what to run (`work`) and what its end means (`figures`).
     Starting twice is starting once: a retry finds the job of the first try by its id and attaches to it.
     """
 
     step: ClassVar[str]
+    #: Key of the step's limit below `timeouts` in the recipe, where it is not the step's name.
+    timeout_key: ClassVar[str | None] = None
     operator_extra_links: Collection[BaseOperatorLink] = (VmLink(),)
 
     @abstractmethod
     def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
         """Return what to run. `resolved` is what preflight found the revisions to be."""
 
-    @abstractmethod
     def limit(self, night: Night) -> float:
         """Return how long the step may take, in minutes."""
+        return float(getattr(night.recipe.timeouts, self.timeout_key or self.step))
 
     def total_steps(self, night: Night) -> int:
         """Return how many steps the progress counts to; 0 for a step that is no training."""
@@ -155,7 +157,7 @@ class RemoteStepOperator(NightshiftOperator):
                 raise DeadlineExceeded(
                     f"step {self.step} of run {site.night.run} took longer than {self.limit(site.night):g} minutes "
                     "and was stopped",
-                    next_step=f"raise timeouts.{self.step} in the recipe if it needs longer",
+                    next_step=f"raise timeouts.{self.timeout_key or self.step} in the recipe if it needs longer",
                 ) from error
 
     def _site(self, context: Context) -> Site:
