@@ -21,6 +21,7 @@ from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
 from airflow.models.dagrun import DagRun, get_or_create_dagrun
 from airflow.models.taskinstance import TaskInstance
+from airflow.models.trigger import TRIGGER_FAIL_REPR, TriggerFailureReason
 from airflow.models.xcom import XComModel
 from airflow.sdk import DAG, ExceptionRetryPolicy, timezone
 from airflow.sdk._shared.module_loading import import_string
@@ -140,14 +141,16 @@ class Steps:
         ti.next_method = ti.next_kwargs = None
         return self._go_on(ti)
 
-    def resume(self, task_id: str, *, timed_out: bool = False) -> dict[str, Any]:
+    def resume(self, task_id: str, *, error: str | None = None) -> dict[str, Any]:
         """Run the trigger that the task has deferred to, and resume the task with its event.
 
-        :param timed_out: the scheduler's way instead: the trigger did not fire in time.
+        :param error: the scheduler's way instead, when the trigger did not fire: "Trigger timeout" or
+            "Trigger failure".
         """
         ti = self._task_instance(task_id)
-        if timed_out:
-            ti.next_method, ti.next_kwargs = "__fail__", {"error": "Trigger timeout"}
+        if error:
+            reason = TriggerFailureReason(error)
+            ti.next_method, ti.next_kwargs = TRIGGER_FAIL_REPR, {"error": reason.value}
         else:
             event = _run_inline_trigger(self._trigger(task_id), self._sdk(ti))  # type: ignore[no-untyped-call]
             ti.next_method = self._deferred[task_id].next_method

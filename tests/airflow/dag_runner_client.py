@@ -118,14 +118,20 @@ class StepRun:
         """Run the task's next try; return "state", "error", "error_class" and, if it deferred, "deferred"."""
         return self._step("execute", task_id=task_id)
 
-    def resume(self, task_id: str, *, timed_out: bool = False) -> dict[str, Any]:
-        """Run the task's trigger to its event (or let it time out) and resume the task."""
-        return self._step("resume", task_id=task_id, timed_out=timed_out)
+    def resume(self, task_id: str, *, error: str | None = None) -> dict[str, Any]:
+        """Run the task's trigger to its event, and resume the task.
+
+        :param error: "Trigger timeout" or "Trigger failure", to resume it as when no event comes.
+        """
+        return self._step("resume", task_id=task_id, error=error)
 
     def complete(self, task_id: str) -> dict[str, Any]:
         """Run a task to the end of its try, deferral included."""
         told = self.execute(task_id)
-        return self.resume(task_id) if told["state"] == "deferred" else told
+        if told["state"] != "deferred":
+            return told
+        assert told["deferred"]["timeout"], f"{task_id} could stay deferred for ever"
+        return self.resume(task_id)
 
     def kill(self, task_id: str) -> None:
         """Call the `on_kill` of the trigger that the task has deferred to."""

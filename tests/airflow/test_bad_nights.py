@@ -14,8 +14,8 @@ from rehearsal.settings import WRITE_TOKEN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.airflow.conftest import Nights
     from tests.airflow.dag_runner_client import Outcome
+    from tests.airflow.nights import Nights
 
 READ_TOKEN = "hf_rehearsal_read"
 NO_LICENCE_TOKEN = "hf_rehearsal_nolicence"

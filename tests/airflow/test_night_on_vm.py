@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.airflow.conftest import Nights
     from tests.airflow.dag_runner_client import StepRun
+    from tests.airflow.nights import Nights
 
 pytestmark = [pytest.mark.slow, pytest.mark.allow_hosts(["127.0.0.0/8"])]
 

@@ -9,9 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rehearsal.demo import RECIPE
 from rehearsal.settings import ROOT, Settings
-
-from tests.airflow.conftest import REHEARSAL, airflow_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +86,7 @@ def run(script: str, *arguments: str, environment: dict[str, str]) -> dict[str, 
 def environment(tmp_path: Path) -> dict[str, str]:
     """An Airflow without a database. The dag-processor has both folders on its path."""
     paths = ":".join(str(ROOT / part) for part in ("dags", "plugins"))
-    return {**airflow_environment(Settings(var=tmp_path)), "PYTHONPATH": paths}
+    return {**Settings(var=tmp_path).environment(), "PYTHONPATH": paths}
 
 
 def test_parsing_loads_no_client_library(environment: dict[str, str]) -> None:
@@ -128,7 +127,7 @@ def test_a_broken_recipe_is_an_import_error_and_takes_no_dag_with_it(
 ) -> None:
     recipes = tmp_path / "recipes"
     recipes.mkdir()
-    shutil.copy(REHEARSAL, recipes / "good.yaml")
+    shutil.copy(RECIPE, recipes / "good.yaml")
     (recipes / "broken.yaml").write_text(BROKEN)
     (recipes / "unreadable.yaml").write_text("name: [")
     bag = run(BAG, str(ROOT / "dags"), environment={**environment, "NIGHTSHIFT_RECIPES": str(recipes)})

@@ -14,8 +14,8 @@ from tests.airflow.vm_access import Vm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.airflow.conftest import Nights
     from tests.airflow.dag_runner_client import StepRun
+    from tests.airflow.nights import Nights
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.0/8"])
 
@@ -67,7 +67,11 @@ def test_waiting_for_the_vm_has_a_deadline_too(nights: Nights) -> None:
     deferred = run.execute("create_vm")["deferred"]
     queue, boot, spare = 5, 5, 10
     assert deferred["timeout"] == (queue + boot + spare) * 60
-    assert run.resume("create_vm")["state"] == "success"
+    told = run.resume("create_vm", error="Trigger timeout")
+    assert (told["state"], told["error_class"]) == ("up_for_retry", "DeadlineExceeded")
+    assert "triggerer" in told["error"]
+    assert run.tasks()["create_vm"]["xcom"]["error"]["reason"] == "deadline_exceeded"
+    assert run.complete("create_vm")["state"] == "success"
     assert run.complete("delete_vm")["state"] == "success"
 
 
@@ -104,12 +108,21 @@ def test_a_lost_job_is_tried_again_and_nothing_of_it_runs_on(run: StepRun, vm: V
 def test_a_step_that_takes_too_long_is_stopped_and_named(run: StepRun, vm: Vm) -> None:
     before = vm.processes()
     run.execute(STEP)
-    told = run.resume(STEP, timed_out=True)
+    told = run.resume(STEP, error="Trigger timeout")
     assert told["error_class"] == "DeadlineExceeded"
     assert "took longer than 20 minutes and was stopped" in told["error"]
     assert "timeouts.install " in told["error"]
     assert vm.job(STEP).ended_by == "stopped"
     assert vm.processes() == before
+
+
+def test_a_trigger_that_fails_is_tried_again_and_leaves_a_reason(run: StepRun, vm: Vm) -> None:
+    run.execute(STEP)
+    told = run.resume(STEP, error="Trigger failure")
+    assert (told["state"], told["error_class"]) == ("up_for_retry", "TransientError")
+    assert run.tasks()[STEP]["xcom"]["error"]["reason"] == "transient"
+    assert run.execute(STEP)["state"] == "deferred"
+    assert f"Attached to job {vm.job(STEP).job_id}" in run.log()
 
 
 def test_a_failed_job_shows_its_last_lines_and_leaves_its_log_in_the_bucket(

@@ -11,11 +11,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException, TaskDeferred
+from airflow.sdk.exceptions import (
+    AirflowException,
+    TaskDeferralError,
+    TaskDeferralTimeout,
+    TaskDeferred,
+)
 
 from nightshift.airflow import retry
 from nightshift.airflow.night import Night
-from nightshift.errors import NightshiftError
+from nightshift.errors import DeadlineExceeded, NightshiftError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +95,27 @@ class NightshiftOperator(BaseOperator):
             raise
         else:
             _push_timing(context)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Resume after a deferral; one that came to nothing leaves a reason behind, as every other error does."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralTimeout as error:
+            with self.reporting(context):
+                raise self.overdue(context) from error
+        except TaskDeferralError as error:
+            with self.reporting(context):
+                raise TransientError(
+                    f"the trigger of task {self.task_id} failed: {error}",
+                    next_step="nothing: the task is tried again; should it come back, read the trace above",
+                ) from error
+
+    def overdue(self, context: Context) -> DeadlineExceeded:
+        """Return what it means that the trigger has said nothing in the time that the task gave it."""
+        return DeadlineExceeded(
+            f"nothing was heard of the trigger of task {self.task_id} in time",
+            next_step="see that Airflow's triggerer runs",
+        )
 
     def push_link(self, context: Context, link: BaseOperatorLink, address: str) -> None:
         """Make a link's button work while the task still runs."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow.sdk.exceptions import TaskDeferralTimeout
-
 from nightshift import names
 from nightshift.airflow.links import VmLink, vm_address
 from nightshift.airflow.log_view import LogView
@@ -146,19 +144,15 @@ class RemoteStepOperator(NightshiftOperator):
                 )
             return self._conclude(context, site)
 
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Resume after the deferral; a deferral that timed out stops the job first."""
-        try:
-            return super().resume_execution(next_method, next_kwargs, context)
-        except TaskDeferralTimeout as error:
-            with self.reporting(context):
-                site = self._site(context)
-                asyncio.run(self._stop(site))
-                raise DeadlineExceeded(
-                    f"step {self.step} of run {site.night.run} took longer than {self.limit(site.night):g} minutes "
-                    "and was stopped",
-                    next_step=f"raise timeouts.{self.timeout_key or self.step} in the recipe if it needs longer",
-                ) from error
+    def overdue(self, context: Context) -> DeadlineExceeded:
+        """Stop the job, whose time is up."""
+        site = self._site(context)
+        asyncio.run(self._stop(site))
+        return DeadlineExceeded(
+            f"step {self.step} of run {site.night.run} took longer than {self.limit(site.night):g} minutes "
+            "and was stopped",
+            next_step=f"raise timeouts.{self.timeout_key or self.step} in the recipe if it needs longer",
+        )
 
     def _site(self, context: Context) -> Site:
         night = self.night(context)
