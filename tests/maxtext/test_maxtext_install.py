@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,15 @@ from nightshift.recipe import Recipe, load_recipe
 from tests.maxtext.vm_stand_in import LocalLayout, Machine
 
 RECIPES = Path(__file__).parents[2] / "include" / "recipes"
-TOOLS = ("uv", "apt-get", "sudo", "env", "curl", "sleep", "install_tpu_post_train_extra_deps")
+TOOLS = ("uv", "apt-get", "sudo", "env", "curl", "sleep", "loginctl", "install_tpu_post_train_extra_deps")
+#: Another apt-get holds the lock of the package lists for as many calls as the file `held` has bytes.
+LOCKED_APT = """#!/bin/bash
+if [[ "$*" == *update* && -s "$HOME/held" ]]; then
+  truncate -s -1 "$HOME/held"
+  echo "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 812 (apt-get)" >&2
+  exit 100
+fi
+"""
 LOCK = "jax==0.10.1\nmaxtext==0.2.3\n"
 
 
@@ -43,8 +52,12 @@ def test_a_production_install_runs_the_tutorials_commands(
 ) -> None:
     ran = machine.run(install.install_script(production, layout(production, tmp_path)))
     assert ran.code == 0, ran.output
-    apt = "apt-get -o DPkg::Lock::Timeout=600 -o APT::Update::Error-Mode=any"
+    apt = (
+        "apt-get -o DPkg::Lock::Timeout=600 -o APT::Update::Error-Mode=any "
+        "-o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold"
+    )
     assert commands_of(machine) == [
+        f"loginctl enable-linger {getpass.getuser()}",
         f"{apt} update",
         f"{apt} upgrade -y --fix-missing",
         f"{apt} install -y build-essential cmake ninja-build",
@@ -61,7 +74,28 @@ def test_a_production_install_runs_the_tutorials_commands(
 
 def test_apt_is_told_not_to_ask(production: Recipe, tmp_path: Path) -> None:
     script = install.install_script(production, layout(production, tmp_path))
-    assert "DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get" in script
+    assert "DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a LC_ALL=C apt-get" in script
+    assert " -o Dpkg::Options::=--force-confold " in script
+
+
+@pytest.mark.parametrize("calls", [1, 7])
+def test_another_apt_that_holds_the_package_lists_is_waited_for(
+    machine: Machine, production: Recipe, tmp_path: Path, calls: int
+) -> None:
+    (machine.home / ".local/bin/apt-get").write_text(LOCKED_APT, encoding="utf-8")
+    (machine.home / "held").write_text("x" * calls, encoding="utf-8")
+    ran = machine.run(install.install_script(production, layout(production, tmp_path)))
+    assert ran.code == 0, ran.output
+    assert ran.output.count("another apt-get holds the package lists") == calls
+
+
+def test_an_install_fails_at_once_where_the_memory_would_not_outlive_a_session(
+    machine: Machine, production: Recipe, tmp_path: Path
+) -> None:
+    ran = machine.run(install.install_script(production, layout(production, tmp_path)), FAILING="loginctl")
+    assert ran.code == 1
+    assert "error[memory]" in ran.output
+    assert not [call for call in commands_of(machine) if not call.startswith("loginctl")]
 
 
 def test_a_complete_environment_is_left_alone_and_still_listed(
@@ -73,7 +107,7 @@ def test_a_complete_environment_is_left_alone_and_still_listed(
     again = machine.run(script)
     assert again.code == 0
     assert "already complete" in again.output
-    assert machine.calls() == []
+    assert [call[0] for call in machine.calls()] == ["loginctl"]
     assert install.installed_packages(again.output.splitlines()) == ("jax==0.10.1", "maxtext==0.2.3")
 
 

@@ -19,10 +19,36 @@ UV_VERSION = "0.13.9"
 UV_INSTALLER = f"https://astral.sh/uv/{UV_VERSION}/install.sh"
 
 _NO_NETWORK = "the VM needs an external IP (tpu.external_ip) or Cloud NAT in its subnetwork"
+# A changed configuration file is a question that DEBIAN_FRONTEND does not answer: dpkg then fails, having no terminal.
 _APT = (
-    "as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a apt-get -o DPkg::Lock::Timeout=600 "
-    "-o APT::Update::Error-Mode=any"
+    "as_root env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a LC_ALL=C apt-get -o DPkg::Lock::Timeout=600 "
+    "-o APT::Update::Error-Mode=any -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold"
 )
+
+# systemd-logind empties a user's part of /dev/shm when the last session ends (RemoveIPC, on by default), and every
+# checkpoint lies there. A user who lingers never logs out.
+_KEEP_MEMORY = """\
+as_root loginctl enable-linger "$(id -un)" ||
+  fail memory 'loginctl enable-linger failed: systemd-logind would empty /dev/shm between two steps'
+"""
+
+# DPkg::Lock::Timeout is about dpkg's lock only: apt-get (2.4) gives up at once when another one, such as the image's
+# own at its first boot, holds the lock of the package lists.
+_UPDATE_LISTS = f"""\
+update_package_lists() {{
+  local said deadline=$((SECONDS + 600))
+  said=$(mktemp)
+  until {_APT} update 2>&1 | tee "$said"; do
+    if ! grep -q 'Could not get lock' "$said" || [ "$SECONDS" -ge "$deadline" ]; then
+      rm -f "$said"
+      return 1
+    fi
+    say "another apt-get holds the package lists: waiting for it"
+    sleep 5
+  done
+  rm -f "$said"
+}}
+"""
 
 
 def read_lock(recipe: Recipe, folder: Path) -> str | None:
@@ -54,6 +80,7 @@ def install_script(recipe: Recipe, layout: VmLayout, lock_text: str | None = Non
         PRELUDE,
         'as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }\n',
         'export PATH="$HOME/.local/bin:$PATH"\n',
+        _KEEP_MEMORY,
         f"venv={shlex.quote(venv)}\n",
         f"inputs={inputs}\n",
         'if is_complete "$venv" "$inputs"; then\n',
@@ -106,7 +133,8 @@ def _system_packages(recipe: Recipe) -> str:
         return 'say "no system packages are asked for"\n'
     lines = [
         'say "system packages"\n',
-        f"retry {_APT} update || fail no_network {shlex.quote(f'apt-get update failed: {_NO_NETWORK}')}\n",
+        _UPDATE_LISTS,
+        f"retry update_package_lists || fail no_network {shlex.quote(f'apt-get update failed: {_NO_NETWORK}')}\n",
     ]
     if software.apt_upgrade:
         lines.append(

@@ -51,7 +51,7 @@ def test_every_path_that_the_image_names_is_there(tmp_path: Path) -> None:
     variables = image.environment(settings(tmp_path))
     for name in ("PYTHONPATH", "LOCALCLOUD_UV", "LOCALCLOUD_PYTHON", "LOCALCLOUD_TOY_MODEL"):
         assert Path(variables[name]).exists(), name
-    for program in ("uv", "python3", "python3.12", "sudo", "apt-get", "apt"):
+    for program in ("uv", "python3", "python3.12", "sudo", "apt-get", "apt", "loginctl"):
         assert os.access(image.BIN / program, os.X_OK), program
 
 
@@ -82,6 +82,12 @@ def test_apt_installs_nothing_and_says_what_is_absent(lab: VmLab) -> None:
     assert b"no-such-package is ABSENT" in done.stderr
     assert lab.out("vm", "apt update && apt upgrade -y --fix-missing").count("changes nothing here") == 2
     assert lab.ssh("vm", "apt-get purge bash").returncode == 100
+
+
+def test_lingering_is_left_to_real_vms(lab: VmLab) -> None:
+    lab.start("vm")
+    assert "nothing to do" in lab.out("vm", 'sudo loginctl enable-linger "$(id -un)"')
+    assert lab.ssh("vm", "loginctl terminate-user root").returncode == 1
 
 
 def test_sudo_passes_options_and_variables_by(lab: VmLab) -> None:
