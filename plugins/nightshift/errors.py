@@ -6,10 +6,11 @@
     ├── PermanentError            a retry cannot help: somebody has to change something
     │   ├── RecipeError             the recipe or the trigger form
     │   ├── PreflightFailed         one report of everything found before anything is billed
-    │   ├── ConfigurationRefused    Google refused the request as wrong (body, reservation, image, permission)
+    │   ├── ConfigurationRefused    Google or the Hub refused the request as wrong (body, reservation, repository)
     │   ├── QuotaExceeded           a quota is used up; names metric and region
     │   ├── AccessDenied            a token, a licence or an IAM role is missing
     │   ├── StepFailed              a command on the VM ended with an error
+    │   ├── StepTimedOut            a step was stopped because it took longer than the recipe allows
     │   ├── DiskFull                the VM or its /dev/shm has no room left
     │   ├── TrainingIncomplete      training ended, but not with what it had to leave
     │   ├── VerificationFailed      what arrived is not what was sent
@@ -103,6 +104,12 @@ class StepFailed(PermanentError):
     """A command on the VM ended with an error that a retry would meet again."""
 
     reason = "step_failed"
+
+
+class StepTimedOut(PermanentError):
+    """A step was stopped at its limit; trying again by itself would bill the same time once more."""
+
+    reason = "step_timed_out"
 
 
 class DiskFull(PermanentError):

@@ -109,7 +109,7 @@ def test_a_step_that_takes_too_long_is_stopped_and_named(run: StepRun, vm: Vm) -
     before = vm.processes()
     run.execute(STEP)
     told = run.resume(STEP, error="Trigger timeout")
-    assert told["error_class"] == "DeadlineExceeded"
+    assert (told["state"], told["error_class"]) == ("failed", "StepTimedOut")
     assert "took longer than 20 minutes and was stopped" in told["error"]
     assert "timeouts.install " in told["error"]
     assert vm.job(STEP).ended_by == "stopped"

@@ -136,6 +136,14 @@ def test_a_known_message_gets_its_class_and_its_next_step(
     assert "exit code 1" in found.message
 
 
+def test_a_full_disk_is_known_though_orbax_names_long_paths_first() -> None:
+    line = f"ValueError: {'/dev/shm/a/long/path ' * 40} [Errno 28] No space left on device"
+    found = outcome.diagnose("train", [line], 1)
+    assert type(found) is errors.DiskFull
+    assert "No space left on device" in found.message
+    assert len(found.message) < 700
+
+
 def test_an_unknown_failure_shows_the_last_lines() -> None:
     found = outcome.diagnose("to_maxtext", [*(f"line {number}" for number in range(50)), "boom", ""], 3)
     assert type(found) is errors.StepFailed

@@ -90,7 +90,7 @@ def test_a_training_without_its_base_checkpoint_says_what_has_to_run(
     ran = machine.run(scripts.train_script(recipe, layout, DATA_COMMIT))
     assert ran.code == 1
     assert "error[no_checkpoint]: no base checkpoint" in ran.output
-    assert "run the step to_maxtext first" in ran.output
+    assert "clear convert_to_maxtext first" in ran.output
     assert (
         "Clear the task that writes it"
         in outcome.diagnose("train", ran.output.splitlines(), ran.code).next_step

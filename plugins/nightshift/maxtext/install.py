@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from nightshift.maxtext.logs import PACKAGES_BEGIN, PACKAGES_END
-from nightshift.maxtext.scripts import PRELUDE, fingerprint, run_python, text_file
+from nightshift.maxtext.scripts import PRELUDE, activate, fingerprint, run_python, text_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,7 +93,7 @@ def install_script(recipe: Recipe, layout: VmLayout, lock_text: str | None = Non
         _system_packages(recipe),
         _uv_and_python(recipe),
         f'uv venv --clear --python {shlex.quote(software.python)} --seed "$venv"\n',
-        'export VIRTUAL_ENV="$PWD/$venv" PATH="$PWD/$venv/bin:$PATH"\n',
+        activate(layout),
         _maxtext(recipe, layout, lock_text),
         # Packages added with --no-deps (vLLM, Tunix) do not always agree with what MaxText resolved,
         # upstream too: the imports and the devices below decide, not the metadata.

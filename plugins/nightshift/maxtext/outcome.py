@@ -116,7 +116,7 @@ _KNOWN = (
         r"No valid Orbax checkpoint found|nightshift: error\[no_checkpoint\]",
         StepFailed,
         "a checkpoint that the step reads is not there",
-        "Clear the task that writes it (to_maxtext for the base model, train for the trained one).",
+        "Clear the task that writes it (convert_to_maxtext for the base model, train for the trained one).",
     ),
     _known(
         r"nightshift: error\[early_end\]",
@@ -128,8 +128,9 @@ _KNOWN = (
         r"No space left on device|Disk quota exceeded|RESOURCE_EXHAUSTED.*(Failed to write|No space)",
         DiskFull,
         "the VM's disk or /dev/shm is full",
-        "Raise tpu.boot_disk_gb, or write fewer checkpoints (training.checkpoint_period, "
-        "training.maxtext.max_num_checkpoints_to_keep).",
+        "/dev/shm is half of the VM's memory: write fewer checkpoints (training.checkpoint_period, "
+        "training.maxtext.max_num_checkpoints_to_keep) or take a larger machine type. Any other path: raise "
+        "tpu.boot_disk_gb.",
     ),
     _known(
         r"Ran out of memory in memory space (hbm|vmem)|Exceeded hbm capacity"
@@ -215,10 +216,12 @@ def diagnose(step: str, log_tail: Sequence[str], exit_code: int | None) -> Night
     ended = "without an exit code" if exit_code is None else f"with exit code {exit_code}"
     for known in _KNOWN:
         for line in reversed(lines):
-            if known.pattern.search(line):
-                return known.error(f"{step} ended {ended}: {known.what}: {line}", next_step=known.next_step)
+            if found := known.pattern.search(line):
+                shown = _around(line, found)
+                return known.error(f"{step} ended {ended}: {known.what}: {shown}", next_step=known.next_step)
     shown = (
-        "\n".join(f"  {line}" for line in [line for line in lines if line][-_TAIL:]) or "  (its log is empty)"
+        "\n".join(f"  {line[:500]}" for line in [line for line in lines if line][-_TAIL:])
+        or "  (its log is empty)"
     )
     if exit_code in _KILLED:
         return JobLost(
@@ -233,7 +236,13 @@ def diagnose(step: str, log_tail: Sequence[str], exit_code: int | None) -> Night
 
 
 def _clean(line: str) -> str:
-    """Return a log line that can be shown: no token, no control characters, at most 500 characters."""
+    """Return a log line that can be shown: no token, no control characters."""
     text = _TERMINAL.sub("", line.rsplit("\r", 1)[-1] if line.rstrip("\r\n").count("\r") else line)
     text = "".join(char if char.isprintable() else " " for char in text).strip()
-    return _TOKEN.sub("hf_***", text)[:500]
+    return _TOKEN.sub("hf_***", text)
+
+
+def _around(line: str, found: re.Match[str]) -> str:
+    """Return at most 500 characters of a line with what was found in it: Orbax names three long paths first."""
+    start = max(0, found.end() - 400)
+    return line[start : start + 500]

@@ -68,6 +68,12 @@ def text_file(path: str, text: str) -> str:
     return f"cat > {shlex.quote(path)} <<'{_HEREDOC}'\n{body}{_HEREDOC}\n"
 
 
+def activate(layout: VmLayout) -> str:
+    """Return the command that activates MaxText's environment, whose packages call each other's programs by name."""
+    venv = shlex.quote(layout.venv)
+    return f'export VIRTUAL_ENV="$PWD"/{venv} PATH="$PWD"/{venv}/bin:"$PATH"\n'
+
+
 def to_maxtext_script(recipe: Recipe, layout: VmLayout) -> str:
     """Return the script that downloads the model's commit and converts it to MaxText's format."""
     target = layout.mt_format
@@ -75,6 +81,7 @@ def to_maxtext_script(recipe: Recipe, layout: VmLayout) -> str:
     command = commands.to_maxtext_argv(recipe, layout)
     return "".join([
         PRELUDE,
+        activate(layout),
         _fetch_model(recipe, layout, fingerprint(*download)),
         f"target={shlex.quote(target)}\n",
         f"inputs={fingerprint(download, command)}\n",
@@ -103,8 +110,9 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str) -> str:
     final = f"{layout.actor_checkpoints}/{commands.expected_steps(recipe)}"
     return "".join([
         PRELUDE,
+        activate(layout),
         f"base={shlex.quote(layout.base_checkpoint)}\n",
-        '[ -d "$base" ] || fail no_checkpoint "no base checkpoint in $base: run the step to_maxtext first"\n',
+        '[ -d "$base" ] || fail no_checkpoint "no base checkpoint in $base: clear convert_to_maxtext first"\n',
         _fetch_dataset(recipe, layout, dataset_commit),
         f"log={shlex.quote(train_log(layout))}\n",
         f"final={shlex.quote(final)}\n",
@@ -149,6 +157,7 @@ def to_huggingface_script(recipe: Recipe, layout: VmLayout) -> str:
     inputs = fingerprint(command, recipe.model.repo, layout.model_revision)
     return "".join([
         PRELUDE,
+        activate(layout),
         f"actor={shlex.quote(layout.actor_checkpoints)}\n",
         f"step=$({_LIST_STEPS} | tail -n 1)\n",
         '[ -n "$step" ] || fail no_checkpoint "no trained checkpoint in $actor: run the step train first"\n',

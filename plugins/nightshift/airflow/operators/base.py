@@ -110,7 +110,7 @@ class NightshiftOperator(BaseOperator):
                     next_step="nothing: the task is tried again; should it come back, read the trace above",
                 ) from error
 
-    def overdue(self, context: Context) -> DeadlineExceeded:
+    def overdue(self, context: Context) -> NightshiftError:
         """Return what it means that the trigger has said nothing in the time that the task gave it."""
         return DeadlineExceeded(
             f"nothing was heard of the trigger of task {self.task_id} in time",

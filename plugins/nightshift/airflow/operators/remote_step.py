@@ -19,10 +19,10 @@ from nightshift.airflow.operators.vm import compute_of
 from nightshift.airflow.triggers.remote_job import RemoteJobTrigger
 from nightshift.errors import (
     CloudUnavailable,
-    DeadlineExceeded,
     HostUnreachable,
     JobLost,
     NightshiftError,
+    StepTimedOut,
     VmLost,
 )
 from nightshift.maxtext.outcome import diagnose
@@ -144,11 +144,12 @@ class RemoteStepOperator(NightshiftOperator):
                 )
             return self._conclude(context, site)
 
-    def overdue(self, context: Context) -> DeadlineExceeded:
-        """Stop the job, whose time is up."""
+    def overdue(self, context: Context) -> NightshiftError:
+        """Stop the job, whose time is up; one that has ended meanwhile is judged by the next try."""
         site = self._site(context)
-        asyncio.run(self._stop(site))
-        return DeadlineExceeded(
+        if not asyncio.run(self._stop_if_running(site)):
+            return super().overdue(context)
+        return StepTimedOut(
             f"step {self.step} of run {site.night.run} took longer than {self.limit(site.night):g} minutes "
             "and was stopped",
             next_step=f"raise timeouts.{self.timeout_key or self.step} in the recipe if it needs longer",
@@ -222,11 +223,15 @@ class RemoteStepOperator(NightshiftOperator):
                             return part
             return status
 
-    async def _stop(self, site: Site) -> None:
+    async def _stop_if_running(self, site: Site) -> bool:
         from nightshift.remote.client import connect
 
         async with connect(site.target) as host:
-            await host.stop(site.job_id(self.step))
+            status = await host.status(site.job_id(self.step))
+            if status.state is JobState.RUNNING:
+                await host.stop(status.job_id)
+                return True
+            return False
 
     def _conclude(self, context: Context, site: Site) -> dict[str, Any]:
         return asyncio.run(self._conclude_on(context, site))
