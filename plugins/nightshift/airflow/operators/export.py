@@ -67,7 +67,12 @@ class ExportOperator(RemoteStepOperator):
             )
         manifest = Manifest.from_json(text)
         verify(manifest, storage.list(bucket.model_prefix), where=bucket.uri(bucket.model_prefix))
-        self.log.info("%d files verified by size and crc32c", len(manifest.files))
+        self.log.info(
+            ">> %d files, %.1f MB, verified by size and crc32c in %s",
+            len(manifest.files),
+            manifest.total_bytes / 1e6,
+            bucket.uri(bucket.model_prefix),
+        )
         return {
             "gcs_uri": bucket.uri(bucket.model_prefix),
             "files": len(manifest.files),

@@ -26,6 +26,7 @@ from nightshift.errors import (
     VmLost,
 )
 from nightshift.maxtext.outcome import diagnose
+from nightshift.maxtext.progress import duration
 from nightshift.remote.job import JobSpec, JobState
 from nightshift.tpu.lease import is_ours
 
@@ -246,9 +247,7 @@ class RemoteStepOperator(NightshiftOperator):
             text = log.decode(errors="replace")
             self._raise_if_failed(status, text)
             figures = await self.figures(site, host, text)
-        for name, value in figures.items():
-            if isinstance(value, (str, int, float)):
-                self.log.info(">> %s: %s", name, value)
+        self.log.info(">> %s done in %s", self.step, duration(status.seconds or 0.0))
         work = self.work(site, self._resolved(context))
         return {
             "step": self.step,

@@ -41,10 +41,6 @@ class TrainOperator(RemoteStepOperator):
             completion=completion_rule(recipe, site.layout),
         )
 
-    def limit(self, night: Night) -> float:
-        """Return the recipe's limit in minutes."""
-        return night.recipe.timeouts.train
-
     def total_steps(self, night: Night) -> int:
         """Return how many steps the progress counts to."""
         return expected_steps(night.recipe)
