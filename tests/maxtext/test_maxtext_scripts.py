@@ -51,6 +51,25 @@ def test_the_base_model_is_converted_once(machine: Machine, recipe: Recipe, layo
     assert machine.calls() == []
 
 
+@pytest.mark.parametrize("step", ["to_maxtext", "train", "to_huggingface"])
+def test_maxtext_finds_its_environment_activated(
+    machine: Machine, recipe: Recipe, layout: LocalLayout, step: str
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    Path(layout.actor_checkpoints, "32").mkdir(parents=True)
+    venv = machine.home / "maxtext_venv"
+    (venv / "bin/python3").write_text('#!/bin/sh\necho "$VIRTUAL_ENV $PATH" > "$HOME/seen"; exit 3\n')
+    made = {
+        "to_maxtext": scripts.to_maxtext_script(recipe, layout),
+        "train": scripts.train_script(recipe, layout, DATA_COMMIT),
+        "to_huggingface": scripts.to_huggingface_script(recipe, layout),
+    }
+    assert machine.run(made[step]).code == 3
+    environment, path = (machine.home / "seen").read_text().split()
+    assert environment == str(venv)
+    assert path.startswith(f"{venv}/bin:")
+
+
 def test_other_settings_convert_again_into_a_fresh_folder(
     machine: Machine, recipe: Recipe, layout: LocalLayout
 ) -> None:

@@ -1,7 +1,7 @@
 """From a recipe to MaxText's three commands: argument lists and environments, nothing run.
 
-The commands are those of the reference walk-through. What is different on purpose (tests/maxtext/
-test_maxtext_commands.py holds both side by side): the token is only in the environment, where MaxText's pyconfig looks when
+The commands are those of the reference walk-through. What is different on purpose, side by side, is in
+tests/maxtext/test_maxtext_commands.py: the token is only in the environment, where MaxText's pyconfig looks when
 `hf_access_token` is absent; model, tokenizer and dataset come from files of one commit; the learning rate's
 schedule ends with the training.
 """
