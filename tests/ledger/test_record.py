@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -12,19 +13,18 @@ from nightshift.errors import AccessDenied, VerificationFailed
 from nightshift.ledger.record import (
     Accuracy,
     Artifacts,
+    Command,
     Cost,
+    ErrorRecord,
     MetricPoint,
     Resolved,
     RunRecord,
     StepRecord,
     Versions,
+    VmRecord,
     from_json,
     merge,
     to_json,
-    with_command,
-    with_error,
-    with_step,
-    with_vm,
 )
 
 RUN = "llama-nightly-20261201-0200-abc123"
@@ -57,6 +57,11 @@ def full() -> RunRecord:
     )
 
 
+def adding(record: RunRecord, **parts: Any) -> RunRecord:
+    """Return the record with what a later task of the same run knows."""
+    return merge(record, RunRecord(run_name=record.run_name, **parts))
+
+
 def test_a_record_comes_back_as_it_was_written_and_is_stable() -> None:
     text = to_json(full())
     assert from_json(text) == full()
@@ -82,7 +87,7 @@ def test_a_newer_versions_record_keeps_what_this_one_does_not_know() -> None:
     read = from_json(json.dumps(document))
     assert read.vm.zone is None
     assert json.loads(to_json(read)) == document
-    changed = json.loads(to_json(with_step(read, StepRecord(name="train", seconds=601.0))))
+    changed = json.loads(to_json(adding(read, steps=(StepRecord(name="train", seconds=601.0),))))
     assert changed["energy_kwh"] == 3.5
     assert changed["schema_version"] == 7
     assert changed["steps"][0] == {**document["steps"][0], "seconds": 601.0}
@@ -95,18 +100,18 @@ def test_what_is_not_a_record_is_refused(text: str) -> None:
 
 
 def test_merging_the_same_piece_twice_changes_nothing() -> None:
-    piece = with_error(
-        with_vm(
-            with_command(full(), "train", "python3 -m maxtext"),
+    piece = adding(
+        full(),
+        commands=(Command(step="train", script="python3 -m maxtext"),),
+        vm=VmRecord(
             name=RUN,
             zone="us-east5-b",
             machine_type="ct6e-standard-8t",
-            instance_id="1",
+            instance_ids=("1",),
             seconds=60.0,
         ),
-        "publish",
-        "cloud_unavailable",
-        "the Hub answered 503",
+        errors=(ErrorRecord(step="publish", reason="cloud_unavailable", message="the Hub answered 503"),),
+        reasons=("cloud_unavailable",),
     )
     assert merge(piece, piece) == piece
     assert merge(RunRecord(run_name=RUN), piece) == piece
@@ -114,8 +119,8 @@ def test_merging_the_same_piece_twice_changes_nothing() -> None:
 
 
 def test_a_retry_replaces_its_step_and_keeps_the_others() -> None:
-    record = with_step(full(), StepRecord(name="export", state="failed", seconds=3.0, attempts=1))
-    record = with_step(record, StepRecord(name="export", state="success", seconds=40.0, attempts=2))
+    record = adding(full(), steps=(StepRecord(name="export", state="failed", seconds=3.0, attempts=1),))
+    record = adding(record, steps=(StepRecord(name="export", state="success", seconds=40.0, attempts=2),))
     assert [(step.name, step.state, step.attempts) for step in record.steps] == [
         ("train", "success", 1),
         ("export", "success", 2),
@@ -125,9 +130,7 @@ def test_a_retry_replaces_its_step_and_keeps_the_others() -> None:
 def test_every_incarnation_of_the_vm_is_remembered() -> None:
     record = RunRecord(run_name=RUN)
     for number, seconds in (("1", 60.0), ("2", 100.0), ("2", None)):
-        record = with_vm(
-            record, name=RUN, zone="z", machine_type="ct6e-standard-8t", instance_id=number, seconds=seconds
-        )
+        record = adding(record, vm=VmRecord(name=RUN, zone="z", instance_ids=(number,), seconds=seconds))
     assert record.vm.instance_ids == ("1", "2")
     assert record.vm.seconds == 100.0
 
@@ -154,8 +157,9 @@ def test_a_cost_is_replaced_whole() -> None:
 
 def test_the_same_error_is_listed_once() -> None:
     record = full()
+    error = ErrorRecord(step="publish", reason="cloud_unavailable", message="the Hub answered 503")
     for _ in range(2):
-        record = with_error(record, "publish", "cloud_unavailable", "the Hub answered 503")
+        record = adding(record, errors=(error,), reasons=(error.reason,))
     assert len(record.errors) == 1
     assert record.reasons == ("cloud_unavailable",)
 
@@ -175,7 +179,7 @@ def test_records_of_two_runs_are_never_merged() -> None:
     ],
 )
 def test_a_record_with_a_secret_is_not_written_and_the_error_does_not_hold_it(hidden: str) -> None:
-    record = with_command(full(), "convert_in", hidden)
+    record = adding(full(), commands=(Command(step="convert_in", script=hidden),))
     with pytest.raises(AccessDenied) as raised:
         to_json(record, secrets=["", SECRET])
     assert "record.commands[0].script" in str(raised.value)

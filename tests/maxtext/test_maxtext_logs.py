@@ -32,7 +32,7 @@ def test_a_recorded_training_is_summed_up() -> None:
     step = log.steps[7]
     assert (step.step, step.loss, step.perplexity) == (8, 0.030665, 1.03114)
     assert log.metrics[7] == logs.StepMetrics(8, {"loss": 0.030665})  # nothing else is in MaxText's own log
-    assert log.last_step == 32
+    assert log.steps[-1].step == 32
 
 
 def test_a_training_step_is_read_with_the_time_at_which_it_was_logged() -> None:

@@ -212,41 +212,6 @@ def _known(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
     return {**older, **{key: value for key, value in newer.items() if value is not None}}
 
 
-def with_step(record: RunRecord, step: StepRecord) -> RunRecord:
-    """Return the record with `step` added, or put in the place of the step of that name."""
-    return merge(record, RunRecord(run_name=record.run_name, steps=(step,)))
-
-
-def with_command(record: RunRecord, step: str, script: str) -> RunRecord:
-    """Return the record with the script that `step` ran."""
-    return merge(record, RunRecord(run_name=record.run_name, commands=(Command(step=step, script=script),)))
-
-
-def with_error(record: RunRecord, step: str, reason: str, message: str) -> RunRecord:
-    """Return the record with an error, and its reason among the run's reasons."""
-    error = ErrorRecord(step=step, reason=reason, message=message)
-    return merge(record, RunRecord(run_name=record.run_name, errors=(error,), reasons=(reason,)))
-
-
-def with_vm(
-    record: RunRecord,
-    *,
-    name: str,
-    zone: str,
-    machine_type: str,
-    instance_id: str,
-    seconds: float | None = None,
-) -> RunRecord:
-    """Return the record with one more incarnation of the VM.
-
-    :param seconds: how long all incarnations ran so far; None keeps what is known.
-    """
-    vm = VmRecord(
-        name=name, zone=zone, machine_type=machine_type, instance_ids=(instance_id,), seconds=seconds
-    )
-    return merge(record, RunRecord(run_name=record.run_name, vm=vm))
-
-
 def to_json(record: RunRecord, *, secrets: Iterable[str] = ()) -> str:
     """Return the record as text: the same record gives the same bytes.
 

@@ -136,11 +136,6 @@ class TrainingLog:
     steps: tuple[TrainStep, ...] = ()
     metrics: tuple[StepMetrics, ...] = ()
 
-    @property
-    def last_step(self) -> int:
-        """The last step that was logged; 0 when none was."""
-        return self.steps[-1].step if self.steps else 0
-
 
 def parse_line(line: str) -> Event | None:
     """Return what a log line tells, or None."""
