@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from google.api_core import exceptions as api
 from google.api_core.client_options import ClientOptions
-from google.auth import exceptions as auth
 from google.auth.credentials import AnonymousCredentials
 from google.cloud.storage import Client
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
-from requests import exceptions as requests_exceptions
 
 from nightshift.errors import (
     AccessDenied,
@@ -23,6 +21,7 @@ from nightshift.errors import (
     TransientError,
     VerificationFailed,
 )
+from nightshift.export.uploader import UNANSWERED, no_credentials
 from nightshift.export.verify import StoredObject
 
 if TYPE_CHECKING:
@@ -33,14 +32,6 @@ if TYPE_CHECKING:
 
 ROLE = "roles/storage.objectAdmin"
 RETRY_SECONDS = 120.0
-
-_UNANSWERED = (
-    requests_exceptions.RequestException,
-    auth.GoogleAuthError,  # what is left of it after _no_credentials
-    api.RetryError,
-    ConnectionError,
-    TimeoutError,
-)
 
 
 def storage_client(
@@ -184,18 +175,9 @@ class Storage:
             api.GoogleAPICallError,
             InvalidResponse,
             DataCorruption,
-            *_UNANSWERED,
+            *UNANSWERED,
         ) as error:
             raise storage_error(error, bucket=self.bucket, doing=doing) from error
-
-
-def _no_credentials(error: BaseException) -> bool:
-    """Whether the credentials are missing or wrong, and not just out of reach for the moment."""
-    return (
-        isinstance(error, auth.GoogleAuthError)
-        and not isinstance(error, auth.TransportError)
-        and not error.retryable
-    )
 
 
 def storage_error(error: Exception, *, bucket: str, doing: str) -> NightshiftError:
@@ -220,12 +202,12 @@ def storage_error(error: Exception, *, bucket: str, doing: str) -> NightshiftErr
             next_step=f"create it: gcloud storage buckets create gs://{bucket} --location=REGION, "
             "in the region of the TPU; or name another bucket in the recipe",
         )
-    if status in {401, 403} or _no_credentials(cause):
+    if status in {401, 403} or no_credentials(cause):
         return AccessDenied(
             what,
             next_step=f"grant {ROLE} on gs://{bucket} to the service account of the Google connection",
         )
-    if status == 429 or (isinstance(status, int) and status >= 500) or isinstance(cause, _UNANSWERED):
+    if status == 429 or (isinstance(status, int) and status >= 500) or isinstance(cause, UNANSWERED):
         return CloudUnavailable(what, next_step="nothing: the task is tried again")
     return ConfigurationRefused(
         what, next_step="read the answer above; the request is wrong, not the service"

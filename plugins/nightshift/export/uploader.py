@@ -62,9 +62,10 @@ BLOCK_BYTES = 4 * 2**20
 CHUNK_BYTES = 64 * 2**20  # one request of a resumable upload; also the memory that a worker needs
 PROGRESS_SECONDS = 5.0
 
-_UNANSWERED = (
+#: No answer came, or the client gave up waiting for a good one. `storage.py` goes by these two as well.
+UNANSWERED = (
     requests_exceptions.RequestException,
-    auth.GoogleAuthError,  # what is left of it after _no_credentials
+    auth.GoogleAuthError,  # what is left of it after no_credentials
     api.RetryError,
     ConnectionError,
     TimeoutError,
@@ -332,7 +333,7 @@ def _same(blob: Blob | None, entry: Entry) -> bool:
     return blob is not None and blob.size == entry.size and blob.crc32c == entry.crc32c
 
 
-def _no_credentials(error: BaseException) -> bool:
+def no_credentials(error: BaseException) -> bool:
     """Whether the credentials are missing or wrong, and not just out of reach for the moment."""
     return (
         isinstance(error, auth.GoogleAuthError)
@@ -353,14 +354,14 @@ def explain(error: BaseException, bucket: str) -> ExportError | None:
         status = error.response.status_code
     status = int(status) if isinstance(status, int) else None
     detail = " ".join(str(error).split())[:300]
-    if isinstance(error, OSError) and not isinstance(error, _UNANSWERED):
+    if isinstance(error, OSError) and not isinstance(error, UNANSWERED):
         what = error.filename or "a file of the source"
         return ExportError(EXIT_SOURCE, f"{what} cannot be read: {error.strerror or error}")
     if status == 404:
         return ExportError(
             EXIT_BUCKET, f"bucket gs://{bucket} does not exist: gcloud storage buckets create gs://{bucket}"
         )
-    if status in {401, 403} or _no_credentials(error):
+    if status in {401, 403} or no_credentials(error):
         return ExportError(
             EXIT_ACCESS,
             f"no permission to write to gs://{bucket}: the VM's service account needs "
@@ -368,7 +369,7 @@ def explain(error: BaseException, bucket: str) -> ExportError | None:
         )
     if isinstance(error, DataCorruption):
         return ExportError(EXIT_CORRUPT, f"a file did not arrive as it was sent: {detail}")
-    if status == 429 or (status is not None and status >= 500) or isinstance(error, _UNANSWERED):
+    if status == 429 or (status is not None and status >= 500) or isinstance(error, UNANSWERED):
         return ExportError(EXIT_UNAVAILABLE, f"Cloud Storage is unavailable, try again: {detail}")
     return None
 

@@ -21,6 +21,7 @@ from pydantic import (
 
 from nightshift import names
 from nightshift.maxtext import settings
+from nightshift.tpu.bodies import DEFAULT_BOOT_DISK_GB, DEFAULT_IMAGE_FAMILY, DEFAULT_IMAGE_PROJECT
 from nightshift.tpu.machine_types import FLEX_START_ZONES, MACHINE_TYPES, V6E_ZONES, MachineType, machine_type
 from nightshift.tpu.provisioning import FlexStart, Provisioning
 
@@ -333,13 +334,16 @@ class Tpu(Section):
         description="Google Cloud project; null for the connection's.",
     )
     image_project: ResourceName = Field(
-        default="ubuntu-os-accelerator-images", description="Project of the image family."
+        default=DEFAULT_IMAGE_PROJECT, description="Project of the image family."
     )
     image_family: ResourceName = Field(
-        default="ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e", description="Image family of the boot disk."
+        default=DEFAULT_IMAGE_FAMILY, description="Image family of the boot disk."
     )
     boot_disk_gb: StrictInt = Field(
-        default=200, ge=50, le=65_536, description="Size of the Hyperdisk Balanced boot disk in GB."
+        default=DEFAULT_BOOT_DISK_GB,
+        ge=50,
+        le=65_536,
+        description="Size of the Hyperdisk Balanced boot disk in GB.",
     )
     network: ResourceName = Field(default="default", description="VPC network.")
     subnetwork: ResourceName | None = Field(

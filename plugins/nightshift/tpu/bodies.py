@@ -38,6 +38,7 @@ CLOUD_PLATFORM_SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 #: Where the reference pipeline takes its image from; the system Python of this family is 3.10.
 DEFAULT_IMAGE_PROJECT: Final = "ubuntu-os-accelerator-images"
 DEFAULT_IMAGE_FAMILY: Final = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
+DEFAULT_BOOT_DISK_GB: Final = 200
 
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _PUBLIC_KEY = re.compile(r"(ssh-|ecdsa-)[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n\r]*)?")
@@ -67,7 +68,7 @@ class InstanceSpec:
     ssh_public_key: str
     image_project: str = DEFAULT_IMAGE_PROJECT
     image_family: str = DEFAULT_IMAGE_FAMILY
-    boot_disk_gb: int = 200
+    boot_disk_gb: int = DEFAULT_BOOT_DISK_GB
     network: str = "default"
     subnetwork: str | None = None
     external_ip: bool = True
