@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import threading
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any
 
 import google.auth.exceptions
 import pytest
@@ -22,7 +26,7 @@ from nightshift.tpu.compute import READ_ATTEMPTS, GoogleCompute
 from nightshift.tpu.lease import owned_by, request_uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from google.auth.credentials import Credentials
     from localcloud.handle import LocalCloud
@@ -246,3 +250,64 @@ def test_credentials_that_cannot_be_refreshed_are_said_to_be_the_problem(cloud: 
     ):
         client.get_instance(cloud.zone, "vm")
     assert "Google connection" in caught.value.next_step
+
+
+@contextmanager
+def listing(answer: dict[str, Any]) -> Iterator[GoogleCompute]:
+    """Give a client of a server that answers every GET with one aggregated list: the local cloud has no such days."""
+    body = json.dumps(answer).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
+    try:
+        with GoogleCompute("p", AnonymousCredentials(), f"http://127.0.0.1:{server.server_port}") as api:  # type: ignore[no-untyped-call]
+            yield api
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def found(**labels: str) -> dict[str, Any]:
+    return {
+        "id": "17",
+        "name": "a-run",
+        "zone": "https://www.googleapis.com/compute/v1/projects/p/zones/us-east5-b",
+        "machineType": "zones/us-east5-b/machineTypes/ct6e-standard-8t",
+        "status": "RUNNING",
+        "creationTimestamp": "2026-12-01T01:00:00.000-08:00",
+        "labels": labels,
+    }
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        {"unreachables": ["zones/us-east5-b"]},
+        {"items": {"zones/us-east5-b": {"warning": {"code": "UNREACHABLE", "message": "down"}}}},
+    ],
+)
+def test_a_list_without_a_zones_answer_is_no_proof_that_nothing_is_there(
+    silent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightshift.tpu.compute.READ_ATTEMPTS", 1)
+    with listing(silent) as api, pytest.raises(CloudUnavailable, match="no answer from zones/us-east5-b"):
+        api.list_instances(owned_by("a-run"))
+
+
+def test_what_the_filter_lets_through_with_other_labels_is_not_listed() -> None:
+    ours, others = found(**owned_by("a-run")), found(**{**owned_by("a-run"), "managed-by": "Nightshift"})
+    empty = {"warning": {"code": "NO_RESULTS_ON_PAGE"}}
+    answer = {"items": {"zones/us-east5-a": empty, "zones/us-east5-b": {"instances": [others, ours]}}}
+    with listing(answer) as api:
+        assert [dict(item.labels) for item in api.list_instances(owned_by("a-run"))] == [owned_by("a-run")]
