@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from localcloud.handle import LocalCloud
+    from nightshift.tpu.api import Instance
     from nightshift.tpu.compute import GoogleCompute
     from nightshift.tpu.lease import LeaseRequest, ReleaseReport
 
@@ -342,6 +343,26 @@ def test_release_finds_the_runs_vms_in_every_zone_and_no_other_runs(
         assert lease.locate(api, neighbour) == [bystander]
     finally:
         release(api, neighbour)
+
+
+def test_release_looks_once_more_when_all_that_it_saw_is_gone(
+    api: GoogleCompute, run: str, request_for: RequestFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, late = request_for(run), request_for(run, zone="us-east5-a")
+    wait(api, first)
+    get = api.get_instance
+
+    def get_while_another_try_inserts(zone: str, name: str) -> Instance | None:
+        seen = get(zone, name)
+        if seen is None and zone == first.zone:  # the same request id each time: one VM at most
+            request_id = request_uuid(run, late.zone, "2", "first")
+            api.wait_operation(
+                late.zone, api.insert_instance(late.zone, late.body, request_id=request_id), timeout=30
+            )
+        return seen
+
+    monkeypatch.setattr(api, "get_instance", get_while_another_try_inserts)
+    assert [vm.zone for vm in release(api, run).deleted] == [first.zone, late.zone]
 
 
 def test_release_asks_again_when_a_deletion_fails_or_an_answer_is_lost(
