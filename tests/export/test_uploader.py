@@ -8,9 +8,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from nightshift.errors import AccessDenied
 from nightshift.export import uploader
 from nightshift.export.manifest import FileEntry, Manifest
 from nightshift.export.verify import verify
+from nightshift.maxtext import outcome
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,7 +168,7 @@ def test_a_source_that_cannot_be_exported_is_named(tmp_path: Path, kind: str) ->
         (source / "link").symlink_to(source / "real")
     done = upload(source, "http://127.0.0.1:9", "any", "demo-1", "--workers", "1")
     assert done.returncode == uploader.EXIT_SOURCE
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("nightshift: error[no_export]: ")
     assert str(source) in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -187,6 +189,7 @@ def test_a_missing_permission_names_role_and_scope(refusing: Any, model_folder: 
     assert "roles/storage.objectAdmin" in done.stderr
     assert "cloud-platform" in done.stderr
     assert len(seen) == len(set(seen))  # a refusal is not repeated
+    assert isinstance(outcome.diagnose("export", done.stderr.splitlines(), done.returncode), AccessDenied)
 
 
 def test_a_failing_service_is_retried_and_then_reported_as_retryable(
@@ -195,6 +198,7 @@ def test_a_failing_service_is_retried_and_then_reported_as_retryable(
     with refusing(503, "backend error") as (endpoint, seen):
         done = upload(model_folder, endpoint, "any", "demo-1")
     assert done.returncode == uploader.EXIT_UNAVAILABLE
+    assert outcome.diagnose("export", done.stderr.splitlines(), done.returncode).retryable
     assert len(seen) > len(set(seen))
     assert "Traceback" not in done.stderr
 
@@ -211,3 +215,11 @@ def test_an_unreadable_file_is_named(model_folder: Path) -> None:
     assert explained is not None
     assert explained.code == uploader.EXIT_SOURCE
     assert str(model_folder / "config.json") in str(explained)
+
+
+@pytest.mark.parametrize(("code", "name"), uploader.NAMES.items())
+def test_every_way_to_fail_has_a_name_that_the_airflow_side_knows(code: int, name: str) -> None:
+    unknown = outcome.diagnose("export", ["something else"], code).next_step
+    known = outcome.diagnose("export", [f"nightshift: error[{name}]: why"], code)
+    assert known.next_step != unknown
+    assert "why" in known.message

@@ -2,7 +2,8 @@
 """Copy a folder from the VM to Cloud Storage, completely or not at all.
 
 This file runs on the VM by itself, with the MaxText environment's Python: standard library and
-google-cloud-storage 3.x only. Its exit code and the lines that it prints are its interface.
+google-cloud-storage 3.x only. Its exit code and the lines that it prints are its interface; the last one of a
+failure is `nightshift: error[NAME]: reason`, by whose name `nightshift.maxtext.outcome` knows what it means.
 
 The copy converges: what the bucket already holds with the same size and crc32c is not sent again, objects
 that the folder does not have are deleted, and the manifest is written last. A manifest in the bucket
@@ -13,15 +14,17 @@ Credentials are the Application Default Credentials; with STORAGE_EMULATOR_HOST 
 
 Exit codes:
 
-====  =======================================================================================
- 0    everything is in the bucket, the manifest included
- 2    wrong arguments
- 3    the source cannot be exported: missing, empty, unreadable, a link that leads out of it
- 4    the bucket does not exist
- 5    no permission, or no credentials
- 6    Cloud Storage kept failing for `--retry-seconds`: the same command may work later
- 7    what arrived is not what was sent, or a file changed while it was sent
-====  =======================================================================================
+====  =============  ==========================================================================
+code  name           meaning
+====  =============  ==========================================================================
+ 0                   everything is in the bucket, the manifest included
+ 2                   wrong arguments
+ 3    no_export      the source cannot be exported: missing, empty, unreadable, a link out of it
+ 4    no_bucket      the bucket does not exist
+ 5    no_permission  no permission, or no credentials
+ 6    unavailable    Cloud Storage kept failing for `--retry-seconds`: the same may work later
+ 7    corrupt        what arrived is not what was sent, or a file changed while it was sent
+====  =============  ==========================================================================
 """
 
 from __future__ import annotations
@@ -56,6 +59,13 @@ EXIT_BUCKET = 4
 EXIT_ACCESS = 5
 EXIT_UNAVAILABLE = 6
 EXIT_CORRUPT = 7
+NAMES = {
+    EXIT_SOURCE: "no_export",
+    EXIT_BUCKET: "no_bucket",
+    EXIT_ACCESS: "no_permission",
+    EXIT_UNAVAILABLE: "unavailable",
+    EXIT_CORRUPT: "corrupt",
+}
 
 MANIFEST_VERSION = 1
 BLOCK_BYTES = 4 * 2**20
@@ -414,7 +424,7 @@ def main(arguments: list[str] | None = None) -> int:
         explained = explain(error, options.bucket)
         if explained is None:
             raise
-        print(f"error: {explained}", file=sys.stderr, flush=True)
+        print(f"nightshift: error[{NAMES[explained.code]}]: {explained}", file=sys.stderr, flush=True)
         return explained.code
     return 0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nightshift.errors import (
     AccessDenied,
     CloudUnavailable,
+    ConfigurationRefused,
     DiskFull,
     JobLost,
     NightshiftError,
@@ -81,6 +82,36 @@ _KNOWN = (
         VerificationFailed,
         "the exported model is not whole",
         "Look at the log of the conversion; clear the step to convert again.",
+    ),
+    _known(
+        r"nightshift: error\[unavailable\]",
+        CloudUnavailable,
+        "Cloud Storage does not take the files",
+        "It is tried again; what has arrived is not sent twice.",
+    ),
+    _known(
+        r"nightshift: error\[no_permission\]",
+        AccessDenied,
+        "the VM may not write to the bucket",
+        "Grant roles/storage.objectAdmin on the bucket to the VM's service account (tpu.service_account).",
+    ),
+    _known(
+        r"nightshift: error\[no_bucket\]",
+        ConfigurationRefused,
+        "the bucket is not there",
+        "Create it, or correct export.bucket in the recipe; then clear the task.",
+    ),
+    _known(
+        r"nightshift: error\[corrupt\]",
+        VerificationFailed,
+        "what arrived is not what was sent",
+        "Clear the task: it sends what is missing or different.",
+    ),
+    _known(
+        r"nightshift: error\[no_export\]",
+        StepFailed,
+        "the exported folder is not there or cannot be read",
+        "Clear convert_to_huggingface with what follows it.",
     ),
     _known(
         r"nightshift: error\[(wrong_devices|wrong_version)\]",
