@@ -101,6 +101,19 @@ def test_only_what_changed_is_sent_and_an_earlier_runs_shards_go(
     verify_published(writer, repo, done.commit, export.manifest, extra=EXTRA)
 
 
+class LosesAFile(HfApi):
+    """A client of a Hub that takes a commit and does not keep all of it."""
+
+    def create_commit(self, repo_id: str, operations: Any, **kwargs: Any) -> Any:
+        return super().create_commit(repo_id, list(operations)[:-1], **kwargs)
+
+
+def test_what_the_hub_holds_after_the_commit_is_checked(writer: HfApi, repo: str, export: Any) -> None:
+    api = LosesAFile(endpoint=writer.endpoint, token=writer.token)
+    with pytest.raises(VerificationFailed, match="LICENSE: missing"):
+        put(api, repo, export)
+
+
 def test_a_file_that_is_not_the_manifests_is_never_published(writer: HfApi, repo: str, export: Any) -> None:
     def damaged(entry: FileEntry, path: Path) -> None:
         content = export.files[entry.path]
