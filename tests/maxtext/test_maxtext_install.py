@@ -12,7 +12,17 @@ from nightshift.recipe import Recipe, load_recipe
 from tests.maxtext.vm_stand_in import LocalLayout, Machine
 
 RECIPES = Path(__file__).parents[2] / "include" / "recipes"
-TOOLS = ("uv", "apt-get", "sudo", "env", "curl", "sleep", "loginctl", "install_tpu_post_train_extra_deps")
+TOOLS = (
+    "uv",
+    "apt-get",
+    "sudo",
+    "env",
+    "curl",
+    "sleep",
+    "loginctl",
+    "cloud-init",
+    "install_tpu_post_train_extra_deps",
+)
 #: Another apt-get holds the lock of the package lists for as many calls as the file `held` has bytes.
 LOCKED_APT = """#!/bin/bash
 if [[ "$*" == *update* && -s "$HOME/held" ]]; then
@@ -58,6 +68,7 @@ def test_a_production_install_runs_the_tutorials_commands(
     )
     assert commands_of(machine) == [
         f"loginctl enable-linger {getpass.getuser()}",
+        "cloud-init status --wait",
         f"{apt} update",
         f"{apt} upgrade -y --fix-missing",
         f"{apt} install -y build-essential cmake ninja-build",
@@ -76,6 +87,14 @@ def test_apt_is_told_not_to_ask(production: Recipe, tmp_path: Path) -> None:
     script = install.install_script(production, layout(production, tmp_path))
     assert "DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a LC_ALL=C apt-get" in script
     assert " -o Dpkg::Options::=--force-confold " in script
+
+
+def test_a_cloud_init_that_failed_does_not_end_the_night(
+    machine: Machine, production: Recipe, tmp_path: Path
+) -> None:
+    ran = machine.run(install.install_script(production, layout(production, tmp_path)), FAILING="cloud-init")
+    assert ran.code == 0, ran.output
+    assert "cloud-init has not ended well" in ran.output
 
 
 @pytest.mark.parametrize("calls", [1, 7])

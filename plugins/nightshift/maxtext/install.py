@@ -32,6 +32,13 @@ as_root loginctl enable-linger "$(id -un)" ||
   fail memory 'loginctl enable-linger failed: systemd-logind would empty /dev/shm between two steps'
 """
 
+# SSH answers while cloud-init still rewrites apt's sources.
+_AWAIT_CLOUD_INIT = """\
+if command -v cloud-init >/dev/null; then
+  timeout 300 cloud-init status --wait >/dev/null || say "cloud-init has not ended well: going on without it"
+fi
+"""
+
 # DPkg::Lock::Timeout is about dpkg's lock only: apt-get (2.4) gives up at once when another one, such as the image's
 # own at its first boot, holds the lock of the package lists.
 _UPDATE_LISTS = f"""\
@@ -133,6 +140,7 @@ def _system_packages(recipe: Recipe) -> str:
         return 'say "no system packages are asked for"\n'
     lines = [
         'say "system packages"\n',
+        _AWAIT_CLOUD_INIT,
         _UPDATE_LISTS,
         f"retry update_package_lists || fail no_network {shlex.quote(f'apt-get update failed: {_NO_NETWORK}')}\n",
     ]
