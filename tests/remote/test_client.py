@@ -172,6 +172,20 @@ async def test_a_transfer_that_is_cut_off_leaves_the_old_file(remote: SshVm) -> 
     assert (remote.sandbox.home / "file").read_bytes() == b"old"
 
 
+async def test_a_file_that_arrives_in_part_replaces_nothing(
+    remote: SshVm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(remote.target) as host:
+        await host.put("~/file", b"old")
+        run = host.run
+        # What a connection that breaks looks like on the VM: the end of the input.
+        monkeypatch.setattr(host, "run", lambda script, **rest: run(script, **{**rest, "input": b"ne"}))
+        with pytest.raises(StepFailed, match="cut off"):
+            await host.put("~/file", b"new")
+    assert [path.name for path in remote.sandbox.home.iterdir() if path.name.startswith("file")] == ["file"]
+    assert (remote.sandbox.home / "file").read_bytes() == b"old"
+
+
 async def test_put_where_nothing_can_be_written_says_why(remote: SshVm) -> None:
     async with connect(remote.target) as host:
         with pytest.raises(StepFailed, match="/proc/nightshift/file cannot be written"):
