@@ -6,7 +6,6 @@ table, and to the reader as one error that carries every problem.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +19,7 @@ from nightshift.errors import (
     PreflightFailed,
 )
 from nightshift.hub import access
+from nightshift.tpu.bodies import PUBLIC_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _MAIN = "main"  # the branch that a client reads when no revision is named
 _DETAIL_WIDTH = 100
 _RESERVATION_ON_ITS_WAY = frozenset({"CREATING", "UPDATING"})
-_PUBLIC_KEY = re.compile(r"^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp\d+|sk-\S+) [A-Za-z0-9+/]+=*( .*)?$")
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class Request:
     :param prefix: folder in the bucket, below which the run writes.
     :param publish_to: Hub repository to publish to; None when nothing is published.
     :param zones: in the order in which they are tried.
-    :param reservation: short name; None when none is used.
+    :param reservation: its name, or projects/<project>/reservations/<name> for a shared one; None without one.
     :param ssh_public_key: one line of an OpenSSH public key; None when none is configured.
     :param publish_private: the visibility that the published model is to have; None accepts either.
     """
@@ -380,7 +379,7 @@ class _Preflight:
                 "there is no SSH key to reach the VM with",
                 "make one (ssh-keygen -t ed25519) and put the private key into the SSH connection",
             )
-        if not _PUBLIC_KEY.match(key):
+        if not PUBLIC_KEY.fullmatch(key):
             raise _Problem(
                 "the SSH key is not one line of an OpenSSH public key",
                 "give the content of a .pub file (ssh-ed25519 AAAA…)",

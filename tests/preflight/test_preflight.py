@@ -261,6 +261,20 @@ def test_a_recipe_without_a_zone_is_a_problem(request_: Request, clients: Client
     assert "zone" in problems(preflight(replace(request_, zones=()), clients, policy=QUICK))
 
 
+def test_a_reservation_that_another_project_shares_is_looked_up_there(
+    request_: Request, clients: Clients
+) -> None:
+    shared = replace(request_, reservation=f"projects/{PROJECT}/reservations/{RESERVATION}")
+    assert problems(preflight(shared, clients, policy=QUICK)) == {}
+
+
+def test_a_key_that_needs_a_touch_is_a_problem_before_a_vm_is_asked_for(
+    request_: Request, clients: Clients
+) -> None:
+    touch = replace(request_, ssh_public_key="sk-ssh-ed25519@openssh.com AAAAGnNrLXNzaC1lZDI1NTE5 me")
+    assert set(problems(preflight(touch, clients, policy=QUICK))) == {"SSH key"}
+
+
 def test_the_table_is_aligned_and_shows_the_next_step_of_problems_only() -> None:
     report = Report((
         Finding("zone", ok=True, detail="UP", next_step="unused"),

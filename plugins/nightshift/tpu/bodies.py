@@ -41,7 +41,8 @@ DEFAULT_IMAGE_FAMILY: Final = "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e"
 DEFAULT_BOOT_DISK_GB: Final = 200
 
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-_PUBLIC_KEY = re.compile(r"(ssh-|ecdsa-)[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n\r]*)?")
+#: One line of an OpenSSH public key. Not those of security keys (`sk-…`): nobody touches them at night.
+PUBLIC_KEY: Final = re.compile(r"(ssh-|ecdsa-)[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n\r]*)?")
 _OWN_METADATA = frozenset({"ssh-keys", "enable-guest-attributes", "enable-oslogin", "block-project-ssh-keys"})
 
 
@@ -81,7 +82,7 @@ class InstanceSpec:
                 f"ssh_user {self.ssh_user!r} is not a Linux user name",
                 next_step="Write lower-case letters, digits, '_' or '-', for example nightshift.",
             )
-        if not _PUBLIC_KEY.fullmatch(self.ssh_public_key.strip()):
+        if not PUBLIC_KEY.fullmatch(self.ssh_public_key.strip()):
             raise RecipeError(
                 "the SSH public key is not one line of the form 'ssh-ed25519 AAAA… comment'",
                 next_step="Give the content of the .pub file of the key in the SSH connection.",
