@@ -143,16 +143,16 @@ def _schema(name: str, path: tuple[str, ...], document: dict[str, Any]) -> tuple
     """Return the JSON Schema of a value and its description, from the recipe's own schema."""
     if name == "provisioning_model":
         listing = "; ".join(
-            f"{tag}: {member.model_fields['model'].description}"
+            f"{tag}: {(member.model_fields['model'].description or '').rstrip('.')}"
             for tag, member in PROVISIONING_MODELS.items()
         )
         return {
             "type": "string",
             "enum": list(PROVISIONING_MODELS),
-        }, f"How the VM is obtained and paid for. {listing}"
+        }, f"How the VM is obtained and paid for. {listing}."
     if name == "reservation":
         text = "Name of the reservation, for the provisioning models that take one; else leave it empty."
-        return {"type": "string", "maxLength": 200}, text
+        return {"type": ["string", "null"], "maxLength": 200}, text
     section = document["properties"][path[0]]
     definition = document["$defs"][section["$ref"].rpartition("/")[2]]
     schema = dict(definition["properties"][path[1]])
