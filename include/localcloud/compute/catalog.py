@@ -37,8 +37,6 @@ IMAGE_GB = 10
 NETWORKS = frozenset({"default"})
 SUBNETWORKS = frozenset({"default", "tpu"})  # in every region
 
-PUBLIC_API = "https://www.googleapis.com/compute/v1"
-
 
 @dataclass(frozen=True)
 class MachineType:
