@@ -91,7 +91,11 @@ def test_every_way_to_end_is_recorded_with_its_exit_code(vm: VmSandbox, script: 
 
 
 def test_a_script_inherits_no_ignored_signals_and_an_ordinary_umask(vm: VmSandbox) -> None:
-    vm.start("umask; grep SigIgn /proc/self/status; grep SigBlk /proc/self/status")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        vm.start("umask; grep SigIgn /proc/self/status; grep SigBlk /proc/self/status")
+    finally:
+        signal.signal(signal.SIGHUP, before)
     vm.ended()
     mask, ignored, blocked = vm.log().decode().splitlines()
     assert mask == "0022"

@@ -394,7 +394,8 @@ class Supervisor:
             os.dup2(log, 1)
             os.dup2(log, 2)
             signal.pthread_sigmask(signal.SIG_SETMASK, set())
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, and a child inherits that
+            # A child inherits what is ignored: SIGPIPE and SIGXFSZ by Python, SIGHUP by whoever uses nohup.
+            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(number, signal.SIG_DFL)
             os.umask(0o022)
             environment = {**os.environ, **self.spec.env, **self.spec.secret_env, MARK: mark}
