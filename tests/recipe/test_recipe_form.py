@@ -9,6 +9,7 @@ import pytest
 from nightshift.errors import RecipeError
 from nightshift.recipe import FORM_PATHS, Recipe, form_fields, load_recipe
 from nightshift.tpu.machine_types import V6E_ZONES
+from nightshift.tpu.provisioning import DEFAULT_RUN_DURATION, sent_run_duration
 
 RECIPES = Path(__file__).parents[2] / "include" / "recipes"
 
@@ -73,6 +74,41 @@ def test_another_provisioning_model_drops_what_it_does_not_know(recipe: Recipe) 
     changed = recipe.with_overrides({"provisioning_model": "SPOT", "reservation": "edit-me-reservation"})
     assert changed.tpu.provisioning.model == "SPOT"
     assert changed.tpu.provisioning.max_run_duration == recipe.tpu.provisioning.max_run_duration
+
+
+@pytest.mark.parametrize("name", ["llama31-8b-gsm8k", "rehearsal"])
+@pytest.mark.parametrize("model", ["STANDARD", "SPOT", "FLEX_START"])
+def test_the_vm_outlives_its_steps_with_any_provisioning_model_of_the_form(name: str, model: str) -> None:
+    shipped = load_recipe(RECIPES / f"{name}.yaml")
+    changed = shipped.with_overrides({"provisioning_model": model, "zone": "us-east5-a"})
+    assert changed.tpu.provisioning.model == model
+    assert sent_run_duration(changed.tpu.provisioning) == DEFAULT_RUN_DURATION
+    assert changed.timeouts.on_vm_seconds <= DEFAULT_RUN_DURATION
+
+
+@pytest.mark.parametrize(
+    "unlimited",
+    [
+        {
+            "model": "RESERVATION_BOUND",
+            "reservation": "r",
+            "send_max_run_duration": False,
+            "max_run_duration": 60,
+        },
+        {"model": "ON_DEMAND_RESERVATION", "reservation": "r", "max_run_duration": None},
+    ],
+    ids=["not-sent", "null"],
+)
+@pytest.mark.parametrize(("train", "duration"), [(180, 8 * 3600), (600.5, 890.5 * 60)])
+@pytest.mark.parametrize("model", ["STANDARD", "SPOT", "FLEX_START"])
+def test_a_vm_that_only_its_reservation_ends_gets_a_duration_that_its_steps_fit_into(
+    recipe: Recipe, unlimited: dict[str, object], train: float, duration: float, model: str
+) -> None:
+    data = recipe.model_dump(mode="json")
+    data["tpu"] |= {"zone": "us-east5-a", "provisioning": unlimited}
+    data["timeouts"]["train"] = train
+    changed = Recipe.model_validate(data).with_overrides({"provisioning_model": model, "reservation": "r"})
+    assert sent_run_duration(changed.tpu.provisioning) == duration
 
 
 def test_a_typed_reservation_is_not_dropped_in_silence(recipe: Recipe) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from nightshift.errors import RecipeError
 from nightshift.recipe import Recipe, RecipeFault, load_all, load_recipe, parse_recipe
+from nightshift.tpu.provisioning import sent_run_duration
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "include" / "recipes"
@@ -180,6 +181,52 @@ def test_what_cannot_be_run_is_refused(old: str, new: str, expected: str) -> Non
     told = problems(changed(old, new))
     assert len(told) == 1, told
     assert expected in told[0]
+
+
+def test_the_default_limits_of_the_steps_fit_into_the_vms_default_life() -> None:
+    recipe = parse_recipe(GOOD, "night.yaml")
+    assert recipe.timeouts.on_vm_seconds == 470 * 60
+    assert sent_run_duration(recipe.tpu.provisioning) == 8 * 3600
+
+
+@pytest.mark.parametrize(
+    ("provisioning", "timeouts", "refused"),
+    [
+        ("{model: SPOT, max_run_duration: 28200}", "{}", None),  # 470 min, to the second
+        (
+            "{model: SPOT, max_run_duration: 28199}",
+            "{}",
+            "line 4: tpu.provisioning.max_run_duration = 28199: is 469.983 min, but the limits of the steps on the VM "
+            "add up to 470 min (boot 20 + install 90 + to_maxtext 60 + train 180 + to_huggingface 60 + export 60): "
+            "Compute Engine would delete the VM under a step that is still within its limit. Write 28200 or more, "
+            "or lower timeouts",
+        ),
+        ("{model: SPOT}", "{train: 190}", None),
+        (
+            "{model: SPOT}",
+            "{train: 190.01}",
+            "line 4: tpu.provisioning.max_run_duration = 28800: is 480 min, but the limits of the steps on the VM add "
+            "up to 480.017 min (boot 20 + install 90 + to_maxtext 60 + train 190.01 + to_huggingface 60 + export 60): "
+            "Compute Engine would delete the VM under a step that is still within its limit. Write 28801 or more, "
+            "or lower timeouts",
+        ),
+        ("{model: SPOT}", "{queue: 5000, publish: 5000, delete: 5000}", None),  # not the VM's time
+        ("{model: SPOT, max_run_duration: null}", "{train: 5000}", None),
+        (
+            "{model: RESERVATION_BOUND, reservation: r, send_max_run_duration: false, max_run_duration: 60}",
+            "{}",
+            None,
+        ),
+    ],
+)
+def test_a_vm_must_outlive_the_limits_of_its_steps(
+    provisioning: str, timeouts: str, refused: str | None
+) -> None:
+    text = changed("{model: SPOT}", provisioning) + f"timeouts: {timeouts}\n"
+    if refused is None:
+        assert parse_recipe(text, "night.yaml").name == "night"
+    else:
+        assert problems(text) == [refused]
 
 
 def test_a_value_that_looks_like_a_secret_is_not_shown() -> None:

@@ -36,7 +36,8 @@ SSH_METADATA = {
     ]
 }
 DEFAULT_ACCOUNT = [{"email": "default", "scopes": [CLOUD_PLATFORM_SCOPE]}]
-FOUR_HOURS = {"seconds": "14400"}
+DEFAULT = {"seconds": "28800"}
+GCLOUDS = 14400  # seconds: what the recorded gcloud commands asked for
 
 
 def golden(name: str) -> dict[str, Any]:
@@ -78,12 +79,15 @@ def test_the_tutorials_vm_differs_from_gclouds_in_exactly_what_we_add() -> None:
     expected["labels"] = LABELS
     expected["metadata"] = SSH_METADATA
     expected["serviceAccounts"] = DEFAULT_ACCOUNT
-    expected["scheduling"]["maxRunDuration"] = FOUR_HOURS
+    expected["scheduling"]["maxRunDuration"] = DEFAULT
     assert normalize_urls(instance_body(TUTORIAL)) == expected
 
 
 def test_a_bound_reservation_with_a_run_duration_and_scopes_is_gclouds_body() -> None:
-    limited = replace(TUTORIAL, name="reservation-bound-limited")
+    bound = ReservationBound(
+        model="RESERVATION_BOUND", reservation="my-reservation", max_run_duration=GCLOUDS
+    )
+    limited = replace(TUTORIAL, name="reservation-bound-limited", provisioning=bound)
     expected = normalize_urls(golden("reservation-bound-limited"))
     expected |= {"labels": LABELS, "metadata": SSH_METADATA}
     assert normalize_urls(instance_body(limited)) == expected
@@ -102,12 +106,14 @@ def test_without_send_max_run_duration_the_scheduling_is_the_tutorials() -> None
 @pytest.mark.parametrize(
     ("name", "provisioning", "account"),
     [
-        ("spot", Spot(model="SPOT"), TRAINER),
-        ("on-demand", Standard(model="STANDARD"), TRAINER),
+        ("spot", Spot(model="SPOT", max_run_duration=GCLOUDS), TRAINER),
+        ("on-demand", Standard(model="STANDARD", max_run_duration=GCLOUDS), TRAINER),
         (
             "on-demand-reservation",
             OnDemandReservation(
-                model="ON_DEMAND_RESERVATION", reservation="projects/other/reservations/shared-res"
+                model="ON_DEMAND_RESERVATION",
+                reservation="projects/other/reservations/shared-res",
+                max_run_duration=GCLOUDS,
             ),
             None,
         ),
@@ -142,7 +148,7 @@ def test_flex_start_waits_in_a_queue_outside_of_reservations() -> None:
     assert body["scheduling"] == {
         "automaticRestart": False,
         "instanceTerminationAction": "DELETE",
-        "maxRunDuration": FOUR_HOURS,
+        "maxRunDuration": DEFAULT,
         "onHostMaintenance": "TERMINATE",
         "provisioningModel": "FLEX_START",
     }
@@ -171,7 +177,7 @@ def test_every_body_fits_googles_discovery_document(provisioning: Provisioning) 
     assert violations(schemas, "Instance", body, "resource") == []
 
     misspelt = copy.deepcopy(body)
-    misspelt["scheduling"] |= {"maxRunDurations": FOUR_HOURS}  # type: ignore[operator]
+    misspelt["scheduling"] |= {"maxRunDurations": DEFAULT}  # type: ignore[operator]
     assert len(violations(schemas, "Instance", misspelt, "resource")) == 1
 
 

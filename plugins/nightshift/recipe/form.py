@@ -11,7 +11,7 @@ from nightshift.maxtext.settings import did_you_mean
 from nightshift.recipe.loading import build
 from nightshift.recipe.model import PROVISIONING_MODELS, Recipe
 from nightshift.tpu.machine_types import MACHINE_TYPES, V6E_ZONES
-from nightshift.tpu.provisioning import reservation_of
+from nightshift.tpu.provisioning import DEFAULT_RUN_DURATION, reservation_of, sent_run_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +84,8 @@ def apply(recipe: Recipe, values: Mapping[str, object]) -> Recipe:
     """Return the recipe with the form's values put in, validated again.
 
     None keeps the recipe's value, and so does an empty reservation. Another provisioning model keeps of the
-    recipe's provisioning only what that model knows. Raises RecipeError with every problem found.
+    recipe's provisioning only what that model knows; where the recipe sends no max_run_duration, the VM gets one
+    that its steps fit into. Raises RecipeError with every problem found.
     """
     source = f"{recipe.name} with the trigger form's values"
     unknown = [name for name in values if name not in FORM_PATHS]
@@ -101,12 +102,7 @@ def apply(recipe: Recipe, values: Mapping[str, object]) -> Recipe:
     }
     model = given.pop("provisioning_model", None)
     if model is not None and model != data["tpu"]["provisioning"]["model"]:
-        member = PROVISIONING_MODELS.get(str(model))
-        kept = data["tpu"]["provisioning"]
-        known = member.model_fields if member else kept
-        data["tpu"]["provisioning"] = {key: value for key, value in kept.items() if key in known} | {
-            "model": model
-        }
+        data["tpu"]["provisioning"] = _reprovisioned(recipe, data["tpu"]["provisioning"], model)
     if "reservation" in given and _takes_no_reservation(data["tpu"]["provisioning"]["model"]):
         given = _without_inherited_reservation(given, recipe)
     for name, value in given.items():
@@ -116,6 +112,16 @@ def apply(recipe: Recipe, values: Mapping[str, object]) -> Recipe:
             section = section[parent]
         section[last] = value
     return build(data, source)
+
+
+def _reprovisioned(recipe: Recipe, kept: Mapping[str, object], model: object) -> dict[str, object]:
+    member = PROVISIONING_MODELS.get(str(model))
+    known = member.model_fields if member else kept
+    changed = {key: value for key, value in kept.items() if key in known} | {"model": model}
+    if sent_run_duration(recipe.tpu.provisioning) is None:
+        # What ended the VM without a duration, a reservation say, need not be there with another model.
+        changed["max_run_duration"] = max(DEFAULT_RUN_DURATION, recipe.timeouts.on_vm_seconds)
+    return changed
 
 
 def _takes_no_reservation(model: object) -> bool:

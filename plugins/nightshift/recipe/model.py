@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zoneinfo
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
@@ -23,7 +24,7 @@ from nightshift import names
 from nightshift.maxtext import settings
 from nightshift.tpu.bodies import DEFAULT_BOOT_DISK_GB, DEFAULT_IMAGE_FAMILY, DEFAULT_IMAGE_PROJECT
 from nightshift.tpu.machine_types import FLEX_START_ZONES, MACHINE_TYPES, V6E_ZONES, MachineType, machine_type
-from nightshift.tpu.provisioning import FlexStart, Provisioning
+from nightshift.tpu.provisioning import FlexStart, Provisioning, sent_run_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -433,6 +434,10 @@ class Publish(Section):
         return self
 
 
+#: The limits that run while there is a VM, in their order; publishing needs none.
+STEPS_ON_VM = ("boot", "install", "to_maxtext", "train", "to_huggingface", "export")
+
+
 class Timeouts(Section):
     """How long each step may take, in minutes. Waiting for a TPU and booting are counted apart."""
 
@@ -445,6 +450,12 @@ class Timeouts(Section):
     export: Minutes = Field(default=60, description="Upload to Cloud Storage, with verification.")
     publish: Minutes = Field(default=90, description="Upload to the Hub, with verification.")
     delete: Minutes = Field(default=20, description="Deletion of the VM, with proof.")
+
+    @property
+    def on_vm_seconds(self) -> int:
+        """Seconds for which a VM can be in use, from its start on, with no step beyond its limit."""
+        minutes: float = sum(getattr(self, step) for step in STEPS_ON_VM)
+        return math.ceil(minutes * 60)
 
 
 class Recipe(Section):
@@ -484,9 +495,23 @@ class Recipe(Section):
         ):
             text = f"must have a name that begins with {_DISPLAY_NAME!r}: the Llama licence demands it"
             problems.append((("publish", "repo"), repo, text))
+        problems += self._vm_ends_too_early()
         if problems:
             raise FieldProblems(problems)
         return self
+
+    def _vm_ends_too_early(self) -> Sequence[tuple[tuple[str, ...], object, str]]:
+        seconds = sent_run_duration(self.tpu.provisioning)
+        needed = self.timeouts.on_vm_seconds
+        if seconds is None or needed <= seconds:
+            return ()
+        limits = " + ".join(f"{step} {getattr(self.timeouts, step):g}" for step in STEPS_ON_VM)
+        text = (
+            f"is {seconds / 60:g} min, but the limits of the steps on the VM add up to {needed / 60:g} min "
+            f"({limits}): Compute Engine would delete the VM under a step that is still within its limit. Write "
+            f"{needed} or more, or lower timeouts"
+        )
+        return [(("tpu", "provisioning", "max_run_duration"), seconds, text)]
 
     @property
     def chips(self) -> int:

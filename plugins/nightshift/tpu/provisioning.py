@@ -20,8 +20,9 @@ MAX_FLEX_RUN_DURATION: Final = 7 * 24 * 3600
 MIN_REQUEST_VALID_FOR: Final = 90
 MAX_REQUEST_VALID_FOR: Final = 2 * 3600
 
-#: Long enough for a night of the reference pipeline with a slow install; short enough to stop a forgotten VM.
-DEFAULT_RUN_DURATION: Final = 4 * 3600
+#: The next full hour after a recipe's default limits of all steps on the VM (470 minutes together), so that no VM
+#: is deleted under a step that is still within its limit; and a forgotten VM is gone before the next night.
+DEFAULT_RUN_DURATION: Final = 8 * 3600
 
 #: The field of ReservationBound that leaves the duration out: nobody has yet seen Google accept it there.
 SEND_MAX_RUN_DURATION: Final = "send_max_run_duration"
