@@ -110,7 +110,7 @@ def test_the_completion_rule_waits_for_the_final_checkpoint_and_the_last_line() 
             errors.TransientError,
             "tried again",
         ),
-        ("nightshift: error[no_network]: apt-get update failed", errors.StepFailed, "Cloud NAT"),
+        ("nightshift: error[no_network]: apt-get update failed", errors.CloudUnavailable, "Cloud NAT"),
         ("nightshift: error[too_little_data]: openai/gsm8k has 64 rows", errors.RecipeError, "num_batches"),
         (
             "nightshift: error[bad_export]: 1 of 21 tensors are missing",
@@ -134,6 +134,14 @@ def test_a_known_message_gets_its_class_and_its_next_step(
     assert advice in found.next_step
     assert line[:40] in found.message
     assert "exit code 1" in found.message
+
+
+def test_an_outage_during_the_installation_may_be_tried_again() -> None:
+    # The script on the VM tries three times within a minute: an index or a mirror is away for longer than that.
+    found = outcome.diagnose("install", ["nightshift: error[no_network]: apt-get update failed"], 1)
+    assert found.retryable is True
+    assert found.next_step.startswith("It is tried again.")
+    assert "tpu.external_ip: true" in found.next_step
 
 
 def test_a_full_disk_is_known_though_orbax_names_long_paths_first() -> None:

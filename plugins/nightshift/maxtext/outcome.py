@@ -63,13 +63,18 @@ def _known(pattern: str, error: type[NightshiftError], what: str, next_step: str
     return _Known(re.compile(pattern, re.IGNORECASE), error, what, next_step)
 
 
+_NO_WAY_OUT = (
+    "It is tried again. Should it never work: set tpu.external_ip: true in the recipe, or give the subnetwork a "
+    "Cloud NAT."
+)
+
 # The first that is found anywhere in the log's tail wins, so causes stand before their effects.
 _KNOWN = (
     _known(
         r"nightshift: error\[no_network\]",
-        StepFailed,
-        "the VM has no way to the internet",
-        "Set tpu.external_ip: true in the recipe, or give the subnetwork a Cloud NAT.",
+        CloudUnavailable,
+        "the VM did not reach the internet",
+        _NO_WAY_OUT,
     ),
     _known(
         r"nightshift: error\[too_little_data\]",
@@ -188,7 +193,7 @@ _KNOWN = (
         r"|Connection (reset|refused)|ConnectTimeout|ReadTimeout|dns error",
         CloudUnavailable,
         "a download failed",
-        "It is tried again. Should it never work: set tpu.external_ip: true, or add a Cloud NAT.",
+        _NO_WAY_OUT,
     ),
 )
 
