@@ -197,7 +197,8 @@ def test_without_a_network_the_first_download_names_cloud_nat(
     ran = machine.run(install.install_script(production, layout(production, tmp_path)), FAILING="apt-get")
     assert "external IP (tpu.external_ip) or Cloud NAT" in ran.output
     error = outcome.diagnose("install", ran.output.splitlines(), ran.code)
-    assert "no way to the internet" in error.message
+    assert "did not reach the internet" in error.message
+    assert error.retryable
 
 
 def test_packages_that_disagree_are_a_warning_only(
