@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from nightshift.errors import RecipeError
 from nightshift.maxtext.settings import did_you_mean
 from nightshift.recipe.loading import build
-from nightshift.recipe.model import PROVISIONING_MODELS, Recipe
+from nightshift.recipe.model import Recipe
+from nightshift.recipe.vm import PROVISIONING_MODELS
 from nightshift.tpu.machine_types import MACHINE_TYPES, V6E_ZONES
 from nightshift.tpu.provisioning import DEFAULT_RUN_DURATION, reservation_of, sent_run_duration
 

@@ -11,7 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 from nightshift.errors import RecipeError
 from nightshift.maxtext.settings import did_you_mean
-from nightshift.recipe.model import PROVISIONING_MODELS, FieldProblems, Recipe
+from nightshift.recipe.model import Recipe
+from nightshift.recipe.section import FieldProblems
+from nightshift.recipe.vm import PROVISIONING_MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import zoneinfo
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from croniter import croniter  # type: ignore[import-untyped]
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     JsonValue,
     StrictBool,
@@ -22,33 +20,22 @@ from pydantic import (
 
 from nightshift import names
 from nightshift.maxtext import settings
-from nightshift.tpu.bodies import DEFAULT_BOOT_DISK_GB, DEFAULT_IMAGE_FAMILY, DEFAULT_IMAGE_PROJECT
-from nightshift.tpu.machine_types import FLEX_START_ZONES, MACHINE_TYPES, V6E_ZONES, MachineType, machine_type
-from nightshift.tpu.provisioning import FlexStart, Provisioning, sent_run_duration
+from nightshift.recipe.section import FieldProblems, Section
+from nightshift.recipe.vm import Software, Tpu
+from nightshift.tpu.provisioning import sent_run_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Resolution = Literal["lowest", "lowest-direct", "highest"]
-
 _REPO_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 _REPO = rf"^{_REPO_PART}/{_REPO_PART}$"
 _REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$"
-_RESOURCE = r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
 _BUCKET = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
 _PREFIX = r"^[A-Za-z0-9_=-][A-Za-z0-9._=-]*(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*$"
 _SPLIT = r"^[A-Za-z0-9_]+$"
 _DISPLAY_NAME = (
     "Llama"  # how the name of a model derived from Llama must begin (Llama 3.1 Community License, 1.b.i)
 )
-
-
-class FieldProblems(ValueError):
-    """Several problems of one value: (path below the value, value, what is wrong)."""
-
-    def __init__(self, problems: Sequence[tuple[tuple[str, ...], object, str]]) -> None:
-        super().__init__("; ".join(f"{'.'.join(path)} {text}" for path, _, text in problems))
-        self.problems = tuple(problems)
 
 
 def _no_bool(value: object) -> object:
@@ -104,33 +91,6 @@ def _checked_model(value: str) -> str:
     return value
 
 
-def _checked_version(value: str) -> str:
-    known = settings.installed_version()
-    if value != known:
-        msg = (
-            f"is not the MaxText whose settings and commands are known here: write {known!r} (settings are "
-            "renamed between versions; for another, change requirements.txt and nightshift.maxtext together)"
-        )
-        raise ValueError(msg)
-    return value
-
-
-def _checked_machine(value: str) -> str:
-    if value not in MACHINE_TYPES:
-        close = settings.did_you_mean(value, MACHINE_TYPES)
-        msg = f"is no single-VM TPU v6e machine type: write one of {', '.join(MACHINE_TYPES)}{close}"
-        raise ValueError(msg)
-    return value
-
-
-def _checked_zone(value: str) -> str:
-    if value not in V6E_ZONES:
-        close = settings.did_you_mean(value, V6E_ZONES)
-        msg = f"has no TPU v6e: write one of {', '.join(sorted(V6E_ZONES))}{close}"
-        raise ValueError(msg)
-    return value
-
-
 def _checked_name(value: str) -> str:
     if names.slug(value) != value:
         msg = f"must be lower-case letters, digits and single hyphens: write {names.slug(value)!r}"
@@ -138,25 +98,12 @@ def _checked_name(value: str) -> str:
     return value
 
 
-#: Models of the provisioning union, by the value of their field `model`.
-PROVISIONING_MODELS: dict[str, type[BaseModel]] = {
-    get_args(member.model_fields["model"].annotation)[0]: member
-    for member in get_args(get_args(Provisioning)[0])
-}
-
 Number = Annotated[float, BeforeValidator(_no_bool)]
 Minutes = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=7 * 24 * 60)]
 RepoId = Annotated[str, Field(pattern=_REPO, examples=["meta-llama/Llama-3.1-8B-Instruct"])]
 Revision = Annotated[str, Field(pattern=_REVISION, examples=["main"])]
-ResourceName = Annotated[str, Field(pattern=_RESOURCE)]
 TrainingExtras = Annotated[Mapping[str, JsonValue], _extras("training")]
 ConversionExtras = Annotated[Mapping[str, JsonValue], _extras("conversion")]
-
-
-class Section(BaseModel):
-    """A part of a recipe: immutable, and closed to keys that it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Schedule(Section):
@@ -314,95 +261,6 @@ class Conversion(Section):
     )
     maxtext: ConversionExtras = Field(
         default_factory=dict, description="Any other setting of MaxText's base.yml, for both conversions."
-    )
-
-
-class Tpu(Section):
-    """The TPU VM and how to get it."""
-
-    zone: Annotated[str, AfterValidator(_checked_zone)] = Field(
-        description="Zone of the VM, one that has TPU v6e."
-    )
-    machine_type: Annotated[str, AfterValidator(_checked_machine)] = Field(
-        default="ct6e-standard-8t", description="Machine type: ct6e-standard-1t, -4t or -8t."
-    )
-    provisioning: Provisioning = Field(
-        description="How the VM is obtained and paid for; `model` names the way."
-    )
-    project: str | None = Field(
-        default=None,
-        pattern=r"^([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$",
-        description="Google Cloud project; null for the connection's.",
-    )
-    image_project: ResourceName = Field(
-        default=DEFAULT_IMAGE_PROJECT, description="Project of the image family."
-    )
-    image_family: ResourceName = Field(
-        default=DEFAULT_IMAGE_FAMILY, description="Image family of the boot disk."
-    )
-    boot_disk_gb: StrictInt = Field(
-        default=DEFAULT_BOOT_DISK_GB,
-        ge=50,
-        le=65_536,
-        description="Size of the Hyperdisk Balanced boot disk in GB.",
-    )
-    network: ResourceName = Field(default="default", description="VPC network.")
-    subnetwork: ResourceName | None = Field(
-        default=None, description="Subnetwork in the zone's region; null for the network's own (auto mode)."
-    )
-    external_ip: StrictBool = Field(
-        default=True,
-        description="Without an external IP the VM needs Cloud NAT to reach apt, PyPI and the Hub.",
-    )
-    service_account: str | None = Field(
-        default=None,
-        pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$",
-        description="E-mail of the VM's service account; null for the project's default one.",
-    )
-
-    @property
-    def machine(self) -> MachineType:
-        """What the machine type has."""
-        return machine_type(self.machine_type)
-
-    @model_validator(mode="after")
-    def _zone_offers_it(self) -> Self:
-        if isinstance(self.provisioning, FlexStart) and self.zone not in FLEX_START_ZONES:
-            text = f"has no TPU v6e by FLEX_START: write one of {', '.join(sorted(FLEX_START_ZONES))}"
-            raise FieldProblems([(("zone",), self.zone, text)])
-        return self
-
-
-class Software(Section):
-    """What is installed on the VM."""
-
-    maxtext: Annotated[str, AfterValidator(_checked_version)] = Field(
-        default="0.2.3", description="MaxText's version, the one whose settings this installation knows."
-    )
-    python: str = Field(
-        default="3.12", pattern=r"^3\.\d+(\.\d+)?$", description="Python of MaxText's environment."
-    )
-    requirement: str = Field(
-        default="maxtext[tpu-post-train]=={maxtext}",
-        pattern=r"^maxtext(\[[a-z0-9,-]+\])?(==\{maxtext\})$",
-        description="What `uv pip install` is asked for; {maxtext} is the version.",
-    )
-    resolution: Resolution = Field(default="lowest", description="uv's resolution strategy.")
-    torch_backend: str = Field(default="cpu", pattern=r"^[a-z0-9.]+$", description="UV_TORCH_BACKEND.")
-    extra_deps: StrictBool = Field(
-        default=True,
-        description="Whether install_tpu_post_train_extra_deps adds vLLM, tpu-inference and Tunix.",
-    )
-    lock: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-        description="File in include/vm/ with exact versions, installed instead of `requirement`.",
-    )
-    apt_upgrade: StrictBool = Field(
-        default=True, description="Whether the system packages are upgraded first."
-    )
-    apt_packages: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")], ...] = Field(
-        default=("build-essential", "cmake", "ninja-build"), description="System packages to install."
     )
 
 

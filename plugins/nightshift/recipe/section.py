@@ -1,0 +1,24 @@
+"""What every section of a recipe is made of: a closed, immutable model, and an error with several problems."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class FieldProblems(ValueError):
+    """Several problems of one value: (path below the value, value, what is wrong)."""
+
+    def __init__(self, problems: Sequence[tuple[tuple[str, ...], object, str]]) -> None:
+        super().__init__("; ".join(f"{'.'.join(path)} {text}" for path, _, text in problems))
+        self.problems = tuple(problems)
+
+
+class Section(BaseModel):
+    """A part of a recipe: immutable, and closed to keys that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
