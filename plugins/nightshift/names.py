@@ -153,9 +153,9 @@ class BucketLayout:
         """The object that holds the run's record."""
         return f"{self.run_prefix}/record.json"
 
-    def log(self, step: str) -> str:
-        """The object that holds a step's full log."""
-        return f"{self.run_prefix}/logs/{step}.log"
+    def log(self, step: str, incarnation: str, attempt: int) -> str:
+        """The object that holds the full log of one attempt at a step, on one incarnation of the VM."""
+        return f"{self.run_prefix}/logs/{step}/{incarnation}-{attempt}.log"
 
     def uri(self, name: str) -> str:
         """Return `name` as a gs:// address."""

@@ -134,7 +134,7 @@ def test_a_failed_job_shows_its_last_lines_and_leaves_its_log_in_the_bucket(
     assert "error[no_checkpoint]: no trained checkpoint in /dev/shm/" in told["error"]
     assert "Next: " in told["error"]
     assert run.tasks()["convert_to_huggingface"]["xcom"]["error"]["reason"] == "step_failed"
-    (log,) = nights.folder.rglob("logs/convert_to_huggingface.log")
+    (log,) = nights.folder.rglob("logs/convert_to_huggingface/*-1.log")
     assert log.is_relative_to(nights.cloud.settings.storage_root / BUCKET)
     assert "error[no_checkpoint]" in log.read_text(encoding="utf-8")
 

@@ -203,6 +203,22 @@ def test_a_failing_service_is_retried_and_then_reported_as_retryable(
     assert "Traceback" not in done.stderr
 
 
+def test_a_probe_writes_reads_deletes_and_needs_no_source(
+    cloud: LocalCloud, store: Storage, tmp_path: Path, run: str
+) -> None:
+    done = upload(tmp_path / "absent", cloud.storage_endpoint, cloud.bucket, run, "--probe")
+    assert done.returncode == 0, done.stderr
+    assert f"gs://{cloud.bucket}/{run}/model can be written from here" in done.stdout
+    assert store.list(run) == {}
+
+
+def test_a_probe_that_may_not_write_names_role_and_scope(refusing: Any, tmp_path: Path) -> None:
+    with refusing(403, "nope") as (endpoint, _):
+        done = upload(tmp_path, endpoint, "locked", "runs/x", "--probe")
+    assert done.returncode == uploader.EXIT_ACCESS
+    assert "roles/storage.objectAdmin" in done.stderr
+
+
 def test_an_empty_prefix_is_refused(model_folder: Path) -> None:
     done = upload(model_folder, "http://127.0.0.1:9", "any", "demo-1", prefix="/")
     assert done.returncode == 2

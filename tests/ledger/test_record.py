@@ -129,10 +129,12 @@ def test_a_retry_replaces_its_step_and_keeps_the_others() -> None:
 
 def test_every_incarnation_of_the_vm_is_remembered() -> None:
     record = RunRecord(run_name=RUN)
-    for number, seconds in (("1", 60.0), ("2", 100.0), ("2", None)):
-        record = adding(record, vm=VmRecord(name=RUN, zone="z", instance_ids=(number,), seconds=seconds))
+    for number, seconds in (("1", {"1": 60.0}), ("2", {"2": 100.0}), ("2", {})):
+        record = adding(
+            record, vm=VmRecord(name=RUN, zone="z", instance_ids=(number,), instance_seconds=seconds)
+        )
     assert record.vm.instance_ids == ("1", "2")
-    assert record.vm.seconds == 100.0
+    assert record.vm.seconds == 160.0
 
 
 def test_a_resumed_training_does_not_replace_the_first_baseline() -> None:

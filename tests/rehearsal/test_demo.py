@@ -167,7 +167,8 @@ def test_the_record_explains_the_run(night: Night) -> None:
 
 def test_every_steps_full_log_is_in_the_bucket(night: Night) -> None:
     for step in JOBS:
-        assert night.storage.read_text(night.bucket.log(step)), step
+        uri = night.record.artifacts.logs[step]
+        assert night.storage.read_text(uri.removeprefix(f"gs://{BUCKET}/")), step
 
 
 def test_the_task_log_shows_progress_and_figures(night: Night) -> None:

@@ -43,15 +43,6 @@ class Night:
         """Where the run's objects lie in the bucket."""
         return names.BucketLayout(self.recipe.export.bucket, self.recipe.export.prefix, self.run)
 
-    def vm_layout(self, model_revision: str) -> names.VmLayout:
-        """Where things lie on the VM, for the model revision that preflight resolved."""
-        return names.VmLayout(
-            model_name=self.recipe.model.name,
-            model_revision=model_revision,
-            maxtext_version=self.recipe.software.maxtext,
-            run=self.run,
-        )
-
 
 def pulled(context: Context, task_id: str, key: str = "return_value") -> Any:
     """Return what another task of the run pushed, or None."""

@@ -339,6 +339,16 @@ class Exporter:
         print(f"complete: gs://{self._bucket.name}/{self._manifest} written", flush=True)
 
 
+def probe(bucket: Bucket, prefix: str, retry_seconds: float) -> None:
+    """Prove that objects below `prefix` can be written, read and deleted, by doing it once."""
+    retry = DEFAULT_RETRY.with_timeout(retry_seconds)
+    blob = bucket.blob(f"{prefix.strip('/')}/.nightshift-vm-probe")
+    blob.upload_from_string(b"probe", checksum="crc32c", retry=retry)
+    blob.download_as_bytes(retry=retry)
+    blob.delete(retry=retry)
+    print(f"gs://{bucket.name}/{prefix.strip('/')} can be written from here", flush=True)
+
+
 def _same(blob: Blob | None, entry: Entry) -> bool:
     return blob is not None and blob.size == entry.size and blob.crc32c == entry.crc32c
 
@@ -391,13 +401,14 @@ def main(arguments: list[str] | None = None) -> int:
         description=summary.partition("\n")[0], epilog="exit codes:" + codes.replace("=", "").rstrip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--source", type=Path, required=True, metavar="DIR", help="the folder to copy")
+    parser.add_argument("--source", type=Path, metavar="DIR", help="the folder to copy")
     parser.add_argument("--bucket", required=True, help="the bucket's name, without gs://")
     parser.add_argument(
         "--prefix", required=True, help="the folder in the bucket; anything else in it is deleted"
     )
+    parser.add_argument("--manifest", metavar="OBJECT", help="the manifest's object, written last")
     parser.add_argument(
-        "--manifest", required=True, metavar="OBJECT", help="the manifest's object, written last"
+        "--probe", action="store_true", help="copy nothing: write a small object, read it, delete it"
     )
     parser.add_argument("--run", help="the run's name (default: the folder that the manifest lies in)")
     parser.add_argument("--workers", type=int, default=8, help="files at a time (default 8)")
@@ -409,8 +420,13 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(
             "--prefix may not be empty (all that it does not know is deleted), --workers must be positive"
         )
+    if not options.probe and not (options.source and options.manifest):
+        parser.error("--source and --manifest are needed, unless it is a --probe")
     try:
         client = Client()
+        if options.probe:
+            probe(client.bucket(options.bucket), options.prefix, options.retry_seconds)
+            return 0
         Exporter(
             options.source,
             client.bucket(options.bucket),

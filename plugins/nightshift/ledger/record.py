@@ -89,12 +89,17 @@ class Artifacts(_Part):
 
 
 class VmRecord(_Part):
-    """The run's TPU VM. Every re-creation has another instance id; `seconds` is the sum over all of them."""
+    """The run's TPU VM. Every re-creation has another instance id.
+
+    `instance_seconds` is what is known of each by its id, from its creation to the proof that it was gone; an instance
+    that went by itself (preempted) is missing from it. `seconds` is the sum.
+    """
 
     name: str | None = None
     zone: str | None = None
     machine_type: str | None = None
     instance_ids: tuple[str, ...] = ()
+    instance_seconds: dict[str, float] = Field(default_factory=dict)
     seconds: float | None = None
 
 
@@ -176,6 +181,8 @@ def merge(older: RunRecord, newer: RunRecord) -> RunRecord:
     document = _merge_documents(_dump(older), _dump(newer))
     document["schema_version"] = max(older.schema_version, newer.schema_version)
     document["accuracy_before"] = None if baseline is None else _dump(baseline)
+    if known := document["vm"]["instance_seconds"]:
+        document["vm"]["seconds"] = sum(known.values())
     return RunRecord.model_validate(document)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.links import BucketLink, VmLink, bucket_address
 from nightshift.airflow.operators.remote_step import RemoteStepOperator, Work
 from nightshift.errors import VerificationFailed
+from nightshift.export.commands import UPLOADER_ON_VM, upload_command, uploader
 from nightshift.export.manifest import Manifest
 from nightshift.export.verify import verify
 
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
 
     from nightshift.airflow.operators.remote_step import Site
     from nightshift.remote.client import RemoteHost
-
-UPLOADER = files("nightshift.export").joinpath("uploader.py")
-UPLOADER_ON_VM = "~/.nightshift/uploader.py"
 
 
 class ExportOperator(RemoteStepOperator):
@@ -43,17 +39,8 @@ class ExportOperator(RemoteStepOperator):
 
     def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
         """Run the uploader with the MaxText environment's Python."""
-        bucket = site.night.bucket
-        arguments = {
-            "--source": site.layout.hf_trained,
-            "--bucket": bucket.bucket,
-            "--prefix": bucket.model_prefix,
-            "--manifest": bucket.manifest,
-            "--run": site.night.run,
-        }
-        options = " ".join(f"{option} {shlex.quote(value)}" for option, value in arguments.items())
-        script = f"exec {shlex.quote(site.layout.python)} -u {UPLOADER_ON_VM} {options}\n"
-        return Work(script=script, files={UPLOADER_ON_VM: UPLOADER.read_bytes()})
+        script = f"exec {upload_command(site.layout, site.night.bucket)}\n"
+        return Work(script=script, files={UPLOADER_ON_VM: uploader()})
 
     async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
         """Verify the copy and return where it is."""

@@ -60,7 +60,7 @@ class PreflightOperator(NightshiftOperator):
             machine_type=recipe.tpu.machine_type,
             image_project=recipe.tpu.image_project,
             image_family=recipe.tpu.image_family,
-            reservation=reservation.rpartition("/")[2] if reservation else None,
+            reservation=reservation,
             ssh_public_key=self._public_key(),
             also_read=tuple(repo for repo in hub_repositories(recipe) if repo != recipe.model.repo),
         )

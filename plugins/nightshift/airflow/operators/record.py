@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nightshift.airflow.night import pulled
 from nightshift.airflow.operators.base import ERROR_KEY, TIMING_KEY, NightshiftOperator
 from nightshift.airflow.operators.verdict import failures, task_states
+from nightshift.errors import AccessDenied
 from nightshift.ledger import record as ledger
 from nightshift.tpu.machine_types import region_of
 from nightshift.tpu.prices import estimate, price_kind
@@ -34,11 +35,21 @@ class RecordOperator(NightshiftOperator):
             storage = self.google.storage(night.bucket.bucket)
             fresh = self._record(context, night)
             text = storage.read_text(night.bucket.record)
-            merged = ledger.merge(ledger.from_json(text), fresh) if text else fresh
-            document = ledger.to_json(merged, secrets=[self.hub.token()])
+            older = ledger.from_json(text) if text else ledger.RunRecord(run_name=night.run)
+            merged = ledger.merge(older, fresh)
+            priced = merged.model_copy(update={"cost": _cost(merged.vm.seconds, night)})
+            document = ledger.to_json(priced, secrets=self._secrets())
             storage.write_text(night.bucket.record, document, content_type="application/json")
             self.log.info("Recorded as %s", night.bucket.uri(night.bucket.record))
             return night.bucket.uri(night.bucket.record)
+
+    def _secrets(self) -> list[str]:
+        try:
+            return [self.hub.token()]
+        except AccessDenied as error:
+            # Without a token there is none to find, and a run that failed for it wants its record all the more.
+            self.log.warning("%s", error)
+            return []
 
     def _record(self, context: Context, night: Night) -> ledger.RunRecord:
         states = task_states(context, self.task_id)
@@ -72,7 +83,6 @@ class RecordOperator(NightshiftOperator):
             metrics=tuple(ledger.MetricPoint(**point) for point in training.get("metrics", ())),
             artifacts=_artifacts(results, steps),
             vm=_vm(results),
-            cost=_cost(results, night),
             errors=tuple(ledger.ErrorRecord(step=task, **error) for task, error in errors.items()),
         )
 
@@ -128,12 +138,11 @@ def _vm(results: Mapping[str, Any]) -> ledger.VmRecord:
         zone=created.get("zone"),
         machine_type=created.get("machine_type"),
         instance_ids=tuple(ids),
-        seconds=sum(vm["seconds"] for vm in deleted) if deleted else None,
+        instance_seconds={vm["instance_id"]: vm["seconds"] for vm in deleted},
     )
 
 
-def _cost(results: Mapping[str, Any], night: Night) -> ledger.Cost:
-    seconds = _vm(results).seconds
+def _cost(seconds: float | None, night: Night) -> ledger.Cost:
     if seconds is None:
         return ledger.Cost()
     tpu = night.recipe.tpu

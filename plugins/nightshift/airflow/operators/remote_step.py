@@ -18,6 +18,7 @@ from nightshift.airflow.operators.base import NightshiftOperator
 from nightshift.airflow.operators.vm import compute_of
 from nightshift.airflow.triggers.remote_job import RemoteJobTrigger
 from nightshift.errors import (
+    AccessDenied,
     CloudUnavailable,
     HostUnreachable,
     JobLost,
@@ -25,6 +26,7 @@ from nightshift.errors import (
     StepTimedOut,
     VmLost,
 )
+from nightshift.maxtext.commands import vm_layout
 from nightshift.maxtext.outcome import diagnose
 from nightshift.maxtext.progress import duration
 from nightshift.remote.job import JobSpec, JobState
@@ -137,6 +139,12 @@ class RemoteStepOperator(NightshiftOperator):
         """Judge how the job ended, from what the VM says now."""
         with self.reporting(context):
             site = self._site(context)  # raises VmLost when silence means that the VM is gone
+            if event.get("reason") == AccessDenied.reason:
+                raise AccessDenied(
+                    f"{site.instance.name} does not let us in any more, or shows another host key; see the log above",
+                    next_step="check the key in the SSH connection and who may change the VM's metadata",
+                    billed=f"instance {site.instance.zone}/{site.instance.name} until it is deleted",
+                )
             if not event["ended"]:
                 raise HostUnreachable(
                     f"{site.instance.name} is RUNNING, but its SSH server does not answer",
@@ -173,7 +181,7 @@ class RemoteStepOperator(NightshiftOperator):
             night=night,
             instance=instance,
             target=self.ssh.target(instance.address or "", keys),
-            layout=night.vm_layout(revision),
+            layout=vm_layout(night.recipe, night.run, revision),
         )
 
     def _resolved(self, context: Context) -> dict[str, Any]:
@@ -242,8 +250,8 @@ class RemoteStepOperator(NightshiftOperator):
 
         async with connect(site.target) as host:
             status = await host.status(site.job_id(self.step))
-            log = await host.read_log(status.job_id)
-            kept = self._keep_log(site, log)
+            log = await _whole_log(host, status.job_id)
+            kept = self._keep_log(site, status, log)
             text = log.decode(errors="replace")
             self._raise_if_failed(status, text)
             figures = await self.figures(site, host, text)
@@ -259,8 +267,8 @@ class RemoteStepOperator(NightshiftOperator):
             "figures": figures,
         }
 
-    def _keep_log(self, site: Site, log: bytes) -> str | None:
-        name = site.night.bucket.log(self.step)
+    def _keep_log(self, site: Site, status: JobStatus, log: bytes) -> str | None:
+        name = site.night.bucket.log(self.step, site.instance.instance_id, status.attempt)
         try:
             self.google.storage(site.night.bucket.bucket).write_bytes(name, log, content_type="text/plain")
         except NightshiftError as error:
@@ -274,9 +282,22 @@ class RemoteStepOperator(NightshiftOperator):
             if status.ended_by:
                 self.log.warning("Counted as success although it did not exit: %s", status.ended_by)
             return
-        if status.state is JobState.LOST:
+        if status.state is JobState.RUNNING:
+            raise HostUnreachable(
+                f"the job of step {self.step} was said to have ended, but it runs",
+                next_step="nothing: the next try attaches to it again",
+            )
+        if status.state is not JobState.EXITED:
             raise JobLost(
-                f"the job of step {self.step} ended without an exit code ({status.ended_by or 'its process is gone'})",
+                f"the job of step {self.step} left no exit code ({status.ended_by or status.state.value})",
                 next_step="nothing: the next try starts it again, from what is there already",
             )
         raise diagnose(self.step, text.splitlines()[-TAIL_LINES:], status.exit_code)
+
+
+async def _whole_log(host: RemoteHost, job_id: str) -> bytes:
+    """Return the job's log, however long: a training's is some megabytes, a looping warning's may be much more."""
+    pieces: list[bytes] = []
+    while piece := await host.read_log(job_id, offset=sum(map(len, pieces))):
+        pieces.append(piece)
+    return b"".join(pieces)
