@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,10 @@ from localcloud.cli_options import PortOption, StateOption, cloud_at, fail, sett
 from localcloud.handle import CloudUnreachable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from localcloud.handle import LocalCloud
 
 faults = typer.Typer(
     no_args_is_help=True,
@@ -20,14 +24,25 @@ faults = typer.Typer(
 
 TimesOption = Annotated[int, typer.Option("--times", min=1, help="How often the order is carried out.")]
 ZoneOption = Annotated[str | None, typer.Option("--zone", help="Only in this zone.", show_default=False)]
+PathOption = Annotated[
+    str, typer.Option("--path", help="Regular expression, searched in the path below /compute/v1/.")
+]
+MethodOption = Annotated[
+    str | None, typer.Option("--method", help="GET, POST or DELETE.", show_default=False)
+]
+
+
+@contextmanager
+def _cloud(state: Path | None, port: int | None) -> Iterator[LocalCloud]:
+    try:
+        yield cloud_at(settings_of(state, port))
+    except CloudUnreachable as error:
+        fail(str(error))
 
 
 def _order(state: Path | None, port: int | None, **order: object) -> None:
-    given = {key: value for key, value in order.items() if value is not None}
-    try:
-        answer = cloud_at(settings_of(state, port)).fault(**given)
-    except CloudUnreachable as error:
-        fail(str(error))
+    with _cloud(state, port) as cloud:
+        answer = cloud.fault(**{key: value for key, value in order.items() if value is not None})
     typer.echo(json.dumps(answer, indent=2))
 
 
@@ -84,10 +99,8 @@ def http(
     state: StateOption = None,
     port: PortOption = None,
     times: TimesOption = 1,
-    path: Annotated[
-        str, typer.Option(help="Regular expression, searched in the path below /compute/v1/.")
-    ] = ".*",
-    method: Annotated[str | None, typer.Option(help="GET, POST or DELETE.", show_default=False)] = None,
+    path: PathOption = ".*",
+    method: MethodOption = None,
     reason: Annotated[str, typer.Option(help="Google's reason word.")] = "backendError",
     message: Annotated[
         str | None, typer.Option(help="The message to answer with.", show_default=False)
@@ -116,10 +129,8 @@ def lost_response(
     state: StateOption = None,
     port: PortOption = None,
     times: TimesOption = 1,
-    path: Annotated[
-        str, typer.Option(help="Regular expression, searched in the path below /compute/v1/.")
-    ] = ".*",
-    method: Annotated[str | None, typer.Option(help="GET, POST or DELETE.", show_default=False)] = None,
+    path: PathOption = ".*",
+    method: MethodOption = None,
 ) -> None:
     """An API request is carried out, but the connection is cut before the answer."""
     _order(state, port, on="lost_response", times=times, path=path, method=method)
@@ -159,28 +170,19 @@ def shm(
     _order(state, port, on="shm", bytes=size, times=times)
 
 
-@faults.command()
-def preempt(
-    instance: str, state: StateOption = None, port: PortOption = None, zone: ZoneOption = None
-) -> None:
-    """Take an instance away now, as a preemption does."""
-    _order(state, port, on="preempt", instance=instance, zone=zone)
+def _act_on_instance(on: str, text: str) -> None:
+    @faults.command(on.replace("_", "-"), help=text)
+    def act(
+        instance: str, state: StateOption = None, port: PortOption = None, zone: ZoneOption = None
+    ) -> None:
+        _order(state, port, on=on, instance=instance, zone=zone)
 
 
-@faults.command("host-error")
-def host_error(
-    instance: str, state: StateOption = None, port: PortOption = None, zone: ZoneOption = None
-) -> None:
-    """Break an instance's host: it boots again (without /dev/shm) if automaticRestart is set."""
-    _order(state, port, on="host_error", instance=instance, zone=zone)
-
-
-@faults.command()
-def expire(
-    instance: str, state: StateOption = None, port: PortOption = None, zone: ZoneOption = None
-) -> None:
-    """End an instance now, as the end of its maxRunDuration does."""
-    _order(state, port, on="expire", instance=instance, zone=zone)
+_act_on_instance("preempt", "Take an instance away now, as a preemption does.")
+_act_on_instance(
+    "host_error", "Break an instance's host: it boots again (without /dev/shm) if automaticRestart is set."
+)
+_act_on_instance("expire", "End an instance now, as the end of its maxRunDuration does.")
 
 
 @faults.command()
@@ -224,18 +226,14 @@ def hub(
 @faults.command("list")
 def list_(state: StateOption = None, port: PortOption = None) -> None:
     """Show the orders that wait."""
-    try:
-        waiting = cloud_at(settings_of(state, port)).status()["faults"]
-    except CloudUnreachable as error:
-        fail(str(error))
+    with _cloud(state, port) as cloud:
+        waiting = cloud.status()["faults"]
     typer.echo(json.dumps(waiting, indent=2))
 
 
 @faults.command()
 def clear(state: StateOption = None, port: PortOption = None) -> None:
     """Forget the orders that wait."""
-    try:
-        count = cloud_at(settings_of(state, port)).clear_faults()
-    except CloudUnreachable as error:
-        fail(str(error))
+    with _cloud(state, port) as cloud:
+        count = cloud.clear_faults()
     typer.echo(f"Forgot {count}.")

@@ -109,3 +109,14 @@ class Gate:
             raise errors.not_logged_in()
         namespace = organization or access.user.name
         return check_repo_id(f"{namespace}/{name}"), self.writer(access, namespace)
+
+
+class RepoHandlers:
+    """What handlers of requests on repositories share.
+
+    :param store: the repositories.
+    """
+
+    def __init__(self, store: HubStore) -> None:
+        self._store = store
+        self._gate = Gate(store)

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from localcloud.hub import bodies, errors
 from localcloud.hub.blobs import ContentMismatch
-from localcloud.hub.gate import Gate, base_url, path_parameter
+from localcloud.hub.gate import RepoHandlers, base_url, path_parameter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ class _Upload:
     size: int
 
 
-class LargeFiles:
+class LargeFiles(RepoHandlers):
     """Handlers for large-file storage.
 
     :param store: where contents end up.
@@ -52,8 +52,7 @@ class LargeFiles:
     """
 
     def __init__(self, store: HubStore, folder: Path) -> None:
-        self._store = store
-        self._gate = Gate(store)
+        super().__init__(store)
         self._folder = folder
         shutil.rmtree(folder, ignore_errors=True)
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from localcloud.hub import bodies, card, errors, gitobjects
-from localcloud.hub.gate import Gate, base_url, caller, kind_of, path_parameter
+from localcloud.hub.gate import RepoHandlers, base_url, caller, kind_of, path_parameter
 from localcloud.hub.model import MAIN
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from localcloud.hub.model import Commit, FileEntry, Repo
-    from localcloud.hub.store import HubStore
 
 Json = dict[str, object]
 
@@ -27,15 +26,8 @@ COMMITS_PAGE = 50
 REPOS_PAGE = 1000
 
 
-class ReadSide:
-    """Handlers that change nothing.
-
-    :param store: the repositories.
-    """
-
-    def __init__(self, store: HubStore) -> None:
-        self._store = store
-        self._gate = Gate(store)
+class ReadSide(RepoHandlers):
+    """Handlers that change nothing."""
 
     def routes(self) -> list[Route]:
         """Return the routes, the more specific ones first."""

@@ -13,14 +13,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from localcloud.hub import bodies, errors
-from localcloud.hub.gate import Gate, base_url, path_parameter
+from localcloud.hub.gate import RepoHandlers, base_url, path_parameter
 from localcloud.hub.model import LFS_BYTES, FileEntry, check_path, is_lfs
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from localcloud.hub.model import Commit, Repo
-    from localcloud.hub.store import HubStore
     from localcloud.hub.tokens import Access
 
 _IN_MEMORY_BYTES = 4 * 2**20
@@ -35,15 +34,8 @@ class _Changes:
     deletions: list[str] = field(default_factory=list)
 
 
-class WriteSide:
-    """Handlers that change repositories.
-
-    :param store: the repositories.
-    """
-
-    def __init__(self, store: HubStore) -> None:
-        self._store = store
-        self._gate = Gate(store)
+class WriteSide(RepoHandlers):
+    """Handlers that change repositories."""
 
     def routes(self) -> list[Route]:
         """Return the routes."""
