@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 from nightshift import names
+from nightshift.maxtext import install
 from nightshift.recipe import Recipe
 from nightshift.recipe.form import FORM_PATHS
+from nightshift.tpu.provisioning import DEFAULT_RUN_DURATION
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -30,6 +32,8 @@ DECISIONS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
 
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+INSTALLER = Path(install.__file__).read_text()
 
 PARSE = """
 import json, sys
@@ -191,6 +195,13 @@ def test_recipe_keys_that_are_named_exist(page: Path) -> None:
     assert [key for key in keys if not resolve(schema, key.split("."))] == []
 
 
+def test_the_vms_life_is_told_as_it_is() -> None:
+    hours = f"{DEFAULT_RUN_DURATION / 3600:g} hours"
+    for page in ("README.md", "docs/google-cloud.md", "CHANGELOG.md"):
+        told = re.findall(r"\b\w+ hours(?= by default)", (ROOT / page).read_text())
+        assert told == [hours], page
+
+
 def test_a_misspelt_recipe_key_would_be_found() -> None:
     schema = Recipe.model_json_schema()
     assert resolve(schema, ["tpu", "provisioning", "send_max_run_duration"])
@@ -243,6 +254,16 @@ def test_decisions_are_short_complete_and_listed() -> None:
         assert len(text.splitlines()) <= 40, page.name
         assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Cost", "Revisit when"]
         assert f"]({page.name})" in index
+
+
+def test_what_the_vms_image_must_bring_is_named_as_unconfirmed() -> None:
+    page = (ROOT / "docs" / "google-cloud.md").read_text()
+    unconfirmed = page.partition("## What only Google can confirm\n")[2]
+    for command in ("loginctl enable-linger", "cloud-init status --wait"):
+        assert command in INSTALLER, "the install step does without it: the page need not name it"
+        assert f"`{command}`" in unconfirmed
+    for assumed in ("`python3` is 3.10", "`sudo` without a password", "`RemoveIPC`", "`wrong_devices`"):
+        assert assumed in unconfirmed
 
 
 def test_the_changelog_starts_with_what_is_unreleased() -> None:
