@@ -6,4 +6,6 @@ from nightshift.recipe import RecipeFault, load_all
 
 faults = [recipe for recipe in load_all(RECIPES) if isinstance(recipe, RecipeFault)]
 if faults:
-    raise RecipeError("\n\n".join(str(fault.error) for fault in faults))
+    raise RecipeError(
+        "\n\n".join(f"{fault.error.message}\nNext: {fault.error.next_step}" for fault in faults)
+    )

@@ -130,6 +130,9 @@ def test_a_broken_recipe_is_an_import_error_and_takes_no_dag_with_it(
     shutil.copy(RECIPE, recipes / "good.yaml")
     (recipes / "broken.yaml").write_text(BROKEN)
     (recipes / "unreadable.yaml").write_text("name: [")
+    (recipes / "no-such-date.yaml").write_text(
+        RECIPE.read_text().replace("dataset:\n", "dataset:\n  revision: 2026-11-31\n")
+    )
     bag = run(BAG, str(ROOT / "dags"), environment={**environment, "NIGHTSHIFT_RECIPES": str(recipes)})
     assert bag["dags"] == ["posttrain-rehearsal"]
     assert list(bag["errors"]) == ["recipe_faults.py"]
@@ -141,7 +144,10 @@ def test_a_broken_recipe_is_an_import_error_and_takes_no_dag_with_it(
     assert "line 10: training.batch_size = 'four': has the wrong type: write a whole number" in text
     assert "line 12: model.name = 'llama9-8b'" in text
     assert str(recipes / "unreadable.yaml") in text
-    assert text.count("Next:") == 2
+    assert str(recipes / "no-such-date.yaml") in text
+    assert "dataset.revision = '2026-11-31': cannot be read as a date" in text
+    assert text.count("Next:") == 3
+    assert text.count("[recipe_invalid]") == 1
 
 
 def test_the_package_is_not_imported_as_a_heap_of_plugins(environment: dict[str, str]) -> None:

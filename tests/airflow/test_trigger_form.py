@@ -112,6 +112,17 @@ def test_a_good_value_reaches_the_recipe(
     assert getattr(getattr(changed, path[0]), path[1]) == expected
 
 
+@pytest.mark.parametrize("model", ["SPOT", "STANDARD"])
+def test_a_recipe_without_a_reservation_can_be_triggered_as_it_is(recipe: Recipe, model: str) -> None:
+    spot = recipe.with_overrides({"provisioning_model": model})
+    dag = build_dag(spot)
+    dag.params.validate()
+    param = dag.params.get_param("reservation")
+    assert param.value is None
+    assert "null" in param.schema["type"]
+    assert spot.with_overrides(dag.params.dump()) == spot
+
+
 def test_a_field_that_the_form_does_not_have_is_refused(recipe: Recipe) -> None:
     with pytest.raises(RecipeError, match="num_batches"):
         recipe.with_overrides({"num_batchs": 3})

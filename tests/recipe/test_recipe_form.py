@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 from nightshift.errors import RecipeError
 from nightshift.recipe import FORM_PATHS, Recipe, form_fields, load_recipe
+from nightshift.recipe.vm import PROVISIONING_MODELS
 from nightshift.tpu.machine_types import V6E_ZONES
 from nightshift.tpu.provisioning import DEFAULT_RUN_DURATION, sent_run_duration
 
@@ -47,6 +48,69 @@ def test_the_forms_own_defaults_change_nothing(recipe: Recipe) -> None:
         recipe.with_overrides({field.name: field.schema["default"] for field in form_fields(recipe)})
         == recipe
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "reservation"),
+    [
+        ("STANDARD", None),
+        ("SPOT", None),
+        ("FLEX_START", None),
+        ("ON_DEMAND_RESERVATION", "my-reservation"),
+        ("RESERVATION_BOUND", "my-reservation"),
+    ],
+)
+def test_the_untouched_form_is_accepted_with_every_provisioning_model(
+    recipe: Recipe, model: str, reservation: str | None
+) -> None:
+    data = recipe.model_dump(mode="json")
+    data["tpu"] |= {"zone": "us-east5-a", "provisioning": {"model": model}}
+    if reservation:
+        data["tpu"]["provisioning"]["reservation"] = reservation
+    provisioned = Recipe.model_validate(data)
+    fields = {field.name: field for field in form_fields(provisioned)}
+    for field in fields.values():
+        jsonschema.validate(field.schema["default"], field.schema)
+    # Airflow's UI takes a field for required unless null is among its types.
+    assert set(fields["reservation"].schema["type"]) == {"null", "string"}
+    assert fields["reservation"].schema["default"] == reservation
+    sent = {name: field.schema["default"] for name, field in fields.items()}
+    assert provisioned.with_overrides(sent) == provisioned
+    assert provisioned.with_overrides(sent | {"reservation": ""}) == provisioned
+    assert provisioned.with_overrides(sent | {"reservation": None}) == provisioned
+
+
+def test_every_provisioning_model_is_among_those_tested() -> None:
+    assert set(PROVISIONING_MODELS) == {
+        "STANDARD",
+        "SPOT",
+        "FLEX_START",
+        "ON_DEMAND_RESERVATION",
+        "RESERVATION_BOUND",
+    }
+
+
+@pytest.mark.parametrize("name", ["num_batches", "num_test_batches", "batch_size", "num_generations"])
+def test_a_whole_float_that_the_forms_schema_accepts_is_taken_as_the_integer(
+    recipe: Recipe, name: str
+) -> None:
+    schema = next(field.schema for field in form_fields(recipe) if field.name == name)
+    jsonschema.validate(2.0, schema)
+    value = getattr(recipe.with_overrides({name: 2.0}).training, name)
+    assert value == 2
+    assert isinstance(value, int)
+
+
+def test_a_float_stays_one_where_the_recipe_has_a_float(recipe: Recipe) -> None:
+    assert isinstance(recipe.with_overrides({"learning_rate": 1.0}).training.learning_rate, float)
+    with pytest.raises(RecipeError, match=r"training\.num_batches = 2\.5"):
+        recipe.with_overrides({"num_batches": 2.5})
+
+
+def test_the_next_step_after_bad_values_is_a_new_run(recipe: Recipe) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.with_overrides({"num_batches": 0})
+    assert caught.value.next_step == "Trigger a new run with corrected values."
 
 
 def test_values_land_where_their_names_say(recipe: Recipe) -> None:

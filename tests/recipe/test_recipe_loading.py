@@ -136,6 +136,17 @@ publish: {}
             "name: night\nschedule: {cron: '* * * * * *'}",
             "is no cron expression of five fields",
         ),
+        ("name: night", "name: night\nschedule: {cron: '0 1 30 2 *'}", "never happens"),
+        (
+            "name: night",
+            "name: night\ntraining: {maxtext: {num_epoch: 0}}",
+            "training.num_batches = 50: comes to 0 training steps",
+        ),
+        (
+            "name: night",
+            "name: night\ntraining: {maxtext: {train_fraction: 1.0e+308}}",
+            "training.num_batches = 50: comes to inf training steps",
+        ),
         ("name: night", "name: night\nschedule: {timezone: Europe/Berln}", "did you mean Europe/Berlin?"),
         (
             "name: night",
@@ -255,7 +266,55 @@ def test_a_file_that_is_no_yaml_is_refused_with_the_place() -> None:
         parse_recipe("name: night\n  - x: [", "night.yaml")
 
 
-@pytest.mark.parametrize("text", ["", "- a\n", "just words"])
+@pytest.mark.parametrize("text", ["", "\n# only a comment\n", "---\n", "null\n"])
+def test_an_empty_file_is_called_empty(text: str) -> None:
+    assert problems(text) == ["the file: is empty: write the recipe's sections"]
+
+
+def test_a_tab_is_named_as_what_yaml_forbids() -> None:
+    with pytest.raises(
+        RecipeError, match=r"line 2, column 1; YAML forbids tabs for indentation: write spaces"
+    ):
+        parse_recipe("training:\n\tnum_batches: 3\n", "night.yaml")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("2026-11-31", "cannot be read as a date (day is out of range for month)"),
+        ("!!timestamp abc", "cannot be read as a date"),
+        ("!!int abc", "cannot be read as a whole number"),
+        ("!!int ''", "cannot be read as a whole number"),
+        ("!!float abc", "cannot be read as a number"),
+        ("1" + ":59" * 400 + ".5", "cannot be read as a number"),
+        ("!!bool abc", "cannot be read as true or false"),
+        ("9" * 5000, "cannot be read as a whole number"),
+        ("0x" + "f" * 5000, "is too large a number"),
+    ],
+    ids=lambda value: str(value)[:16],
+)
+def test_a_value_that_yaml_cannot_read_is_a_problem_of_its_line(value: str, expected: str) -> None:
+    told = problems(changed("name: night", f"name: night\ndataset:\n  revision: {value}"))
+    assert len(told) == 1
+    assert told[0].startswith("line 3: dataset.revision = ")
+    assert expected in told[0]
+
+
+def test_a_key_that_yaml_cannot_read_is_a_problem_of_its_line() -> None:
+    assert problems(changed("name: night", "name: night\n2026-11-31: x"))[0].startswith("line 2: 2026-11-31")
+
+
+def test_a_secret_that_yaml_cannot_read_is_not_shown() -> None:
+    secret = "hf_abcdefghijklmnopqrst"
+    assert secret not in "".join(problems(changed("name: night", f"name: night\ntoken: !!int {secret}")))
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(RecipeError, match="nest"):
+        parse_recipe("\n".join("  " * depth + "a:" for depth in range(1500)), "night.yaml")
+
+
+@pytest.mark.parametrize("text", ["- a\n", "just words"])
 def test_a_file_that_is_no_mapping_is_refused(text: str) -> None:
     assert problems(text)[0].endswith("must be a mapping of the recipe's sections")
 
@@ -263,19 +322,46 @@ def test_a_file_that_is_no_mapping_is_refused(text: str) -> None:
 def test_one_broken_recipe_does_not_hide_the_others(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("name: [", encoding="utf-8")
     (tmp_path / "b.yaml").write_text(GOOD, encoding="utf-8")
-    (tmp_path / "c.yml").write_text(GOOD, encoding="utf-8")
+    (tmp_path / "c.yml").mkdir()
     (tmp_path / "d.yaml").write_bytes(b"\xff\xfe")
+    (tmp_path / "e.yaml").write_text(changed("name: night", "name: 2026-11-31"), encoding="utf-8")
+    (tmp_path / "f.yaml").symlink_to(tmp_path / "nothing")
+    (tmp_path / "g.yaml").write_text(
+        "\n".join("  " * depth + "a:" for depth in range(1500)), encoding="utf-8"
+    )
     (tmp_path / "notes.txt").write_text("no recipe", encoding="utf-8")
     loaded = load_all(tmp_path)
-    assert [type(entry) for entry in loaded] == [RecipeFault, Recipe, RecipeFault, RecipeFault]
-    assert [entry.path.name for entry in loaded if isinstance(entry, RecipeFault)] == [
-        "a.yaml",
-        "c.yml",
-        "d.yaml",
-    ]
-    twin = loaded[2]
-    assert isinstance(twin, RecipeFault)
-    assert "is already the name of b.yaml" in str(twin.error)
+    assert [entry.name for entry in loaded if isinstance(entry, Recipe)] == ["night"]
+    faults = {entry.path.name: str(entry.error) for entry in loaded if isinstance(entry, RecipeFault)}
+    assert list(faults) == ["a.yaml", "c.yml", "d.yaml", "e.yaml", "f.yaml", "g.yaml"]
+    for name, text in faults.items():
+        assert str(tmp_path / name) in text
+
+
+def write_twins(folder: Path, *files: str) -> tuple[list[str], dict[str, str]]:
+    """Return the loaded recipes' descriptions (their files' names) and the text of each file's fault."""
+    for file in files:
+        (folder / file).write_text(f"{GOOD}description: {file}\n", encoding="utf-8")
+    loaded = load_all(folder)
+    faults = {entry.path.name: str(entry.error) for entry in loaded if isinstance(entry, RecipeFault)}
+    return [entry.description for entry in loaded if isinstance(entry, Recipe)], faults
+
+
+def test_a_copy_does_not_take_the_dag_of_the_file_that_is_called_after_the_recipe(tmp_path: Path) -> None:
+    loaded, faults = write_twins(tmp_path, "a-copy.yaml", "night.yaml", "z-copy.yaml")
+    assert loaded == ["night.yaml"]
+    assert list(faults) == ["a-copy.yaml", "z-copy.yaml"]
+    for text in faults.values():
+        assert "the name of 3 recipes (a-copy.yaml, night.yaml, z-copy.yaml): night.yaml keeps it" in text
+
+
+@pytest.mark.parametrize("files", [("a.yaml", "b.yaml"), ("night.yaml", "night.yml")])
+def test_of_twins_that_nothing_tells_apart_none_is_used(tmp_path: Path, files: tuple[str, str]) -> None:
+    loaded, faults = write_twins(tmp_path, *files)
+    assert loaded == []
+    assert list(faults) == list(files)
+    for text in faults.values():
+        assert f"({', '.join(files)}): none of them is used" in text
 
 
 def test_a_missing_recipe_is_a_recipe_error(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from nightshift.errors import RecipeError
 from nightshift.maxtext.settings import did_you_mean
 from nightshift.recipe.loading import build
@@ -84,9 +86,11 @@ def form_fields(recipe: Recipe) -> list[FormField]:
 def apply(recipe: Recipe, values: Mapping[str, object]) -> Recipe:
     """Return the recipe with the form's values put in, validated again.
 
-    None keeps the recipe's value, and so does an empty reservation. Another provisioning model keeps of the
-    recipe's provisioning only what that model knows; where the recipe sends no max_run_duration, the VM gets one
-    that its steps fit into. Raises RecipeError with every problem found.
+    None keeps the recipe's value, and so does an empty reservation; a whole float will do for an integer. Another
+    provisioning model keeps of the recipe's provisioning only what that model knows; where the recipe sends no
+    max_run_duration, the VM gets one that its steps fit into.
+
+    Raises RecipeError with every problem found.
     """
     source = f"{recipe.name} with the trigger form's values"
     unknown = [name for name in values if name not in FORM_PATHS]
@@ -97,7 +101,7 @@ def apply(recipe: Recipe, values: Mapping[str, object]) -> Recipe:
         raise RecipeError(f"{source}:\n{listing}", next_step=f"Use only {', '.join(FORM_PATHS)}.")
     data: dict[str, Any] = deepcopy(recipe.model_dump(mode="json"))
     given = {
-        name: value
+        name: _as_typed(name, value)
         for name, value in values.items()
         if value is not None and (name, value) != ("reservation", "")
     }
@@ -112,7 +116,17 @@ def apply(recipe: Recipe, values: Mapping[str, object]) -> Recipe:
         for parent in parents:
             section = section[parent]
         section[last] = value
-    return build(data, source)
+    return build(data, source, next_step="Trigger a new run with corrected values.")
+
+
+def _as_typed(name: str, value: object) -> object:
+    """Return a whole float of an integer field as int: JSON Schema counts 2.0 as an integer, and so does the form."""
+    if isinstance(value, float) and value.is_integer():
+        section, *below = FORM_PATHS[name]
+        model = Recipe.model_fields[section].annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            return int(value) if model.model_fields[below[0]].annotation is int else value
+    return value
 
 
 def _reprovisioned(recipe: Recipe, kept: Mapping[str, object], model: object) -> dict[str, object]:
@@ -139,7 +153,7 @@ def _without_inherited_reservation(given: dict[str, object], recipe: Recipe) -> 
 
 def _current(recipe: Recipe, name: str, path: tuple[str, ...]) -> object:
     if name == "reservation":
-        return reservation_of(recipe.tpu.provisioning) or ""
+        return reservation_of(recipe.tpu.provisioning)
     value: Any = recipe
     for part in path:
         value = getattr(value, part)
@@ -159,7 +173,7 @@ def _schema(name: str, path: tuple[str, ...], document: dict[str, Any]) -> tuple
         }, f"How the VM is obtained and paid for. {listing}."
     if name == "reservation":
         text = "Name of the reservation, for the provisioning models that take one; else leave it empty."
-        return {"type": ["string", "null"], "maxLength": 200}, text
+        return {"type": ["null", "string"], "maxLength": 200}, text
     section = document["properties"][path[0]]
     definition = document["$defs"][section["$ref"].rpartition("/")[2]]
     schema = dict(definition["properties"][path[1]])

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 SUFFIXES = (".yaml", ".yml")
 
 _MAX_VALUE = 80  # characters of a value that are shown in a message
+_MAX_BITS = 1024  # of a whole number; Python refuses to print one of more than 4300 digits
+_KINDS = {
+    "timestamp": "a date",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "null",
+}
 _SECRET = re.compile(r"hf_[A-Za-z0-9]{10,}|ya29\.\S+|-----BEGIN|(?i:token|secret|password|private_key)")
 _BOUND = {
     "greater_than": ("gt", "a number greater than {}"),
@@ -83,52 +91,105 @@ def load_recipe(path: Path) -> Recipe:
 def load_all(folder: Path) -> list[Recipe | RecipeFault]:
     """Read every recipe of a folder, sorted by file name; a broken one becomes a RecipeFault.
 
-    Of two recipes with one name, the second is a fault.
+    Of several files with one recipe name, the one that is called after the name keeps it; where none or two are, all
+    of them are faults.
     """
-    loaded: list[Recipe | RecipeFault] = []
-    owners: dict[str, Path] = {}
+    loaded: dict[Path, Recipe | RecipeFault] = {}
+    files_by_name: dict[str, list[Path]] = {}
     for path in sorted(entry for entry in folder.iterdir() if entry.suffix in SUFFIXES):
-        try:
-            recipe = load_recipe(path)
-        except RecipeError as error:
-            loaded.append(RecipeFault(path, error))
-            continue
-        owner = owners.setdefault(recipe.name, path)
-        if owner is path:
-            loaded.append(recipe)
-        else:
-            twin = RecipeError(
-                f"recipe {path}: name = {recipe.name!r} is already the name of {owner.name}",
-                next_step="Give each recipe a name of its own.",
-            )
-            loaded.append(RecipeFault(path, twin))
-    return loaded
+        entry = loaded[path] = _loaded(path)
+        if isinstance(entry, Recipe):
+            files_by_name.setdefault(entry.name, []).append(path)
+    for name, files in files_by_name.items():
+        loaded |= {fault.path: fault for fault in _twins(name, files)}
+    return list(loaded.values())
+
+
+def _loaded(path: Path) -> Recipe | RecipeFault:
+    try:
+        return load_recipe(path)
+    except RecipeError as error:
+        return RecipeFault(path, error)
+    except Exception as error:  # noqa: BLE001  one file, whatever is wrong with it, must not take the others with it
+        fault = RecipeError(
+            f"recipe {path} cannot be read: {type(error).__name__}: {error}",
+            next_step="Compare the file with another recipe of the folder.",
+        )
+        return RecipeFault(path, fault)
+
+
+def _twins(name: str, files: Sequence[Path]) -> list[RecipeFault]:
+    """Return a fault for each file that has the name of another recipe."""
+    if len(files) == 1:
+        return []
+    listing = ", ".join(file.name for file in files)
+    own = [file for file in files if file.stem == name]
+    kept = f"{own[0].name} keeps it, being called after it" if len(own) == 1 else "none of them is used"
+    return [
+        RecipeFault(
+            file,
+            RecipeError(
+                f"recipe {file}: name = {name!r} is the name of {len(files)} recipes ({listing}): {kept}",
+                next_step="Give each recipe a name of its own, the one of its file.",
+            ),
+        )
+        for file in files
+        if [file] != own
+    ]
 
 
 def parse_recipe(text: str, source: str) -> Recipe:
     """Make a recipe from YAML text.
 
     :param source: what the messages call it, usually the file's path.
+
+    Raises RecipeError with every problem found.
     """
     try:
-        data, lines, problems = _read(text)
+        return _parsed(text, source)
     except yaml.YAMLError as error:
         raise RecipeError(
-            f"recipe {source} is no valid YAML: {error}", next_step="Mend the file where the message points."
+            f"recipe {source} is no valid YAML: {error}{_about_tabs(text, error)}",
+            next_step="Mend the file where the message points.",
         ) from error
+    except RecursionError as error:
+        raise RecipeError(
+            f"recipe {source} is nested too deeply to be read",
+            next_step="Write the recipe's sections as the other recipes of the folder do.",
+        ) from error
+
+
+def _parsed(text: str, source: str) -> Recipe:
+    data, lines, problems = _read(text)
     if problems:
         raise _error(source, problems)
+    if data is None:
+        raise _error(source, [Problem((), "", "is empty: write the recipe's sections")])
     if not isinstance(data, dict):
         raise _error(source, [Problem((), _shown(data, ()), "must be a mapping of the recipe's sections")])
     return build(data, source, lines)
 
 
+def _about_tabs(text: str, error: yaml.YAMLError) -> str:
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    lines = text.splitlines()
+    if mark is None or mark.line >= len(lines):
+        return ""
+    line = lines[mark.line]
+    indentation = line[: len(line) - len(line.lstrip())]
+    return "; YAML forbids tabs for indentation: write spaces" if "\t" in indentation else ""
+
+
 def build(
-    data: Mapping[str, object], source: str, lines: Mapping[tuple[str, ...], int] | None = None
+    data: Mapping[str, object],
+    source: str,
+    lines: Mapping[tuple[str, ...], int] | None = None,
+    next_step: str | None = None,
 ) -> Recipe:
     """Validate raw values. Raises RecipeError with every problem found.
 
     :param lines: line number of each key path, where the values come from a file.
+    :param next_step: what the error advises; None for correcting the file.
     """
     try:
         return Recipe.model_validate(data)
@@ -136,15 +197,15 @@ def build(
         problems = [
             problem for details in error.errors() for problem in _problems(details, data, lines or {})
         ]
-    raise _error(source, problems)
+    raise _error(source, problems, next_step)
 
 
-def _error(source: str, problems: Sequence[Problem]) -> RecipeError:
+def _error(source: str, problems: Sequence[Problem], next_step: str | None = None) -> RecipeError:
     ordered = sorted(problems, key=lambda problem: (problem.line or 0, problem.path))
     count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
     listing = "\n".join(f"  - {problem}" for problem in ordered)
     return RecipeError(
-        f"recipe {source} has {count}:\n{listing}", next_step=f"Correct {source} as said above."
+        f"recipe {source} has {count}:\n{listing}", next_step=next_step or f"Correct {source} as said above."
     )
 
 
@@ -168,9 +229,29 @@ def _read(text: str) -> tuple[object, dict[tuple[str, ...], int], list[Problem]]
                 # A few nested aliases can stand for gigabytes, and have no line of their own.
                 return None, lines, [Problem(path, "", "is a YAML alias: write the value out", line)]
             seen.add(id(child))
+            if isinstance(child, yaml.ScalarNode) and (unreadable := _scalar_problem(loader, child)):
+                problems.append(Problem(path, _shown(child.value, path), unreadable, line))
         return (None if problems else loader.construct_document(node)), lines, problems
     finally:
         loader.dispose()
+
+
+def _scalar_problem(loader: yaml.CSafeLoader, node: yaml.ScalarNode) -> str | None:
+    """Return why a single value cannot be read as what YAML takes it for, e.g. 2026-11-31 for a date."""
+    kind = node.tag.rpartition(":")[2]
+    try:
+        value = loader.construct_object(node)
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # noqa: BLE001  PyYAML's constructors let any error of int(), date() and the like through
+        # Only about dates does the error not repeat the value, which may be one that is not to be shown.
+        reason = (
+            f" ({error})" if kind == "timestamp" and isinstance(error, ValueError | OverflowError) else ""
+        )
+        return f"cannot be read as {_KINDS.get(kind, kind)}{reason}: write a text in quotes, or another value"
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        return "is too large a number"
+    return None
 
 
 def _walk(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], yaml.Node, bool]]:

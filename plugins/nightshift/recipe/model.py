@@ -7,7 +7,7 @@ import zoneinfo
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from croniter import croniter  # type: ignore[import-untyped]
+from croniter import CroniterBadDateError, croniter  # type: ignore[import-untyped]
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -66,6 +66,12 @@ def _checked_cron(value: str | None) -> str | None:
     ):
         msg = 'is no cron expression of five fields: write e.g. "0 1 * * *" (every night at 01:00)'
         raise ValueError(msg)
+    if value is not None:
+        try:
+            croniter(value).get_next()
+        except CroniterBadDateError:
+            msg = "never happens: write a day that there is, or null for a recipe that is only triggered by hand"
+            raise ValueError(msg) from None
     return value
 
 
@@ -216,7 +222,13 @@ class Training(Section):
             text = "and rollout_tensor_parallelism cannot both be -1: write the number for one of them"
             problems.append((("rollout_data_parallelism",), -1, text))
         schedule = self.maxtext.get("learning_rate_schedule_steps")
-        if isinstance(schedule, int) and schedule < self.steps:
+        if not 1 <= self._exact_steps < math.inf:
+            text = (
+                f"comes to {self._exact_steps:g} training steps, times rl.num_iterations, train_fraction and "
+                "num_epoch: change them so that there is at least one"
+            )
+            problems.append((("num_batches",), self.num_batches, text))
+        elif isinstance(schedule, int) and schedule < self.steps:
             text = (
                 f"ends the learning rate's schedule before the {self.steps} training steps: leave it out (it "
                 "follows from num_batches) or write a larger number"
@@ -233,6 +245,10 @@ class Training(Section):
     @property
     def steps(self) -> int:
         """Training steps, as train_rl's get_max_train_steps counts them."""
+        return int(self._exact_steps)
+
+    @property
+    def _exact_steps(self) -> float:
         factors = (
             self.setting("rl.num_iterations"),
             self.setting("train_fraction"),
@@ -241,7 +257,7 @@ class Training(Section):
         product = float(self.num_batches)
         for factor in factors:
             product *= float(str(factor))
-        return int(product)
+        return product
 
 
 class Conversion(Section):
