@@ -248,6 +248,14 @@ def test_too_few_rows_are_told_with_the_number_that_would_do() -> None:
     assert "write training.num_test_batches: 1 or less" in problem
 
 
+def test_smaller_batches_are_advised_where_the_rows_do_not_fill_one() -> None:
+    recipe = load_recipe(RECIPES / "rehearsal.yaml").with_overrides({"batch_size": 4096})
+    problem = commands.data_problem(recipe, 64, 16)
+    assert problem is not None
+    assert "lower training.batch_size" in problem
+    assert ": 0 or less" not in problem
+
+
 def test_the_token_has_to_open_the_exported_models_repository_too(recipe: Recipe) -> None:
     assert commands.hub_repositories(recipe) == (
         "meta-llama/Llama-3.1-8B-Instruct",

@@ -111,19 +111,28 @@ def data_problem(recipe: Recipe, train_rows: int, evaluation_rows: int) -> str |
     problems = []
     if train_rows < needed.train:
         possible = int(train_rows / max(1, needed.train) * training.num_batches)
+        advice = _fewer("num_batches", possible, "batch_size")
         problems.append(
             f"split {recipe.dataset.train_split} of {recipe.dataset.repo} has {train_rows} rows, "
             f"{training.num_batches} batches of {training.batch_size} need {needed.train}: training would "
-            f"end early; write training.num_batches: {possible} or less"
+            f"end early; {advice}"
         )
     if evaluation_rows < needed.evaluation:
         per_batch = training.eval_batch_size or training.batch_size
+        size = "eval_batch_size" if training.eval_batch_size else "batch_size"
+        advice = _fewer("num_test_batches", evaluation_rows // per_batch, size)
         problems.append(
             f"split {recipe.dataset.eval_split} of {recipe.dataset.repo} has {evaluation_rows} rows, "
-            f"{training.num_test_batches} evaluation batches of {per_batch} need {needed.evaluation}; "
-            f"write training.num_test_batches: {evaluation_rows // per_batch} or less"
+            f"{training.num_test_batches} evaluation batches of {per_batch} need {needed.evaluation}; {advice}"
         )
     return "; ".join(problems) or None
+
+
+def _fewer(batches: str, possible: int, size: str) -> str:
+    """Return what to write for fewer rows: fewer batches, or smaller ones where not even one is possible."""
+    if possible < 1:
+        return f"lower training.{size}, for the rows do not fill one batch"
+    return f"write training.{batches}: {possible} or less"
 
 
 def hub_repositories(recipe: Recipe) -> tuple[str, ...]:
