@@ -1,4 +1,5 @@
-# Everything is made under .venv*/ and var/. Ports and folders: PORT (Airflow; the local cloud takes the next four), VAR.
+# Everything is made under .venv*/ and var/. Ports and folders: PORT (Airflow; the local cloud takes the next four, the
+# two log servers of the worker and the triggerer PORT+5 and PORT+6), VAR.
 SHELL := bash
 VAR ?= var
 PORT ?= 8899

@@ -54,7 +54,7 @@ def up(
             console.print("[green]The local cloud is up.[/green]")
         else:
             console.print("The local cloud was up already.")
-        _print_status(cloud_at(settings).status())
+        print_status(cloud_at(settings).status())
     except (processes.AlreadyRunning, PortTaken, CloudUnreachable) as error:
         fail(str(error))
 
@@ -85,7 +85,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        _print_status(found)
+        print_status(found)
 
 
 @app.command()
@@ -117,15 +117,22 @@ def erase(
     console.print(f"Deleted {folder}.", highlight=False, soft_wrap=True)
 
 
-def _print_status(found: dict[str, Any]) -> None:
+def print_status(found: dict[str, Any]) -> None:
+    """Print what `GET /_localcloud/status` answered, for people."""
     for name, address in found["endpoints"].items():
         console.print(f"  {name:8} {address}", highlight=False)
     console.print(f"  {'state':8} {found['state_dir']}", highlight=False, soft_wrap=True)
-    vms = Table("VM", "zone", "type", "status", "address", "labels", title="VMs", title_justify="left")
+    vms = Table(title="VMs", title_justify="left")
+    vms.add_column("VM", overflow="fold")
+    for column in ("zone", "type", "status", "address"):
+        vms.add_column(column, no_wrap=True)
     for vm in found["vms"]:
-        labels = " ".join(f"{key}={value}" for key, value in vm["labels"].items())
-        vms.add_row(vm["name"], vm["zone"], vm["machine_type"], vm["status"], vm["address"], labels)
+        vms.add_row(vm["name"], vm["zone"], vm["machine_type"], vm["status"], vm["address"])
     console.print(vms if found["vms"] else "  No VMs.")
+    for vm in found["vms"]:
+        # Below the table: with a column of their own, no other would fit into 80 characters.
+        for key, value in vm["labels"].items():
+            console.print(f"  {vm['name']}: {key}={value}", highlight=False, soft_wrap=True)
     for machine_type, total in found["meter"]["vm_seconds"].items():
         console.print(f"  {machine_type}: {total:.1f} VM seconds so far", highlight=False)
     for order in found["faults"]:
