@@ -112,7 +112,8 @@ class Report:
                 next_step="nothing: the task is tried again",
             )
         raise PreflightFailed(
-            f"{count} failed; nothing is billed:{text}", next_step="fix these and clear the task"
+            f"{count} failed; nothing is billed:{text}",
+            next_step="fix these, then clear preflight with all that follows it; other form values need a new run",
         )
 
 

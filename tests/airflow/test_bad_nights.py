@@ -134,13 +134,14 @@ def test_one_report_has_every_finding(watched: Watched) -> None:
     assert len([state for state in outcome.states().values() if state == "upstream_failed"]) == 7
 
 
-def test_values_that_the_recipe_cannot_take_end_the_run_before_it_has_a_name(watched: Watched) -> None:
+def test_values_that_the_recipe_cannot_take_are_refused_in_preflight_and_judged(watched: Watched) -> None:
     # Each value is allowed by itself; the form cannot know that they do not go together.
     outcome = watched.nights.run({"provisioning_model": "FLEX_START", "zone": "europe-west4-a"})
     assert outcome.state == "failed"
-    assert outcome.states()["reserve_vm"] == "failed"
-    assert outcome.error("reserve_vm")["reason"] == "recipe_invalid"
-    assert "europe-west4-a" in outcome.error("reserve_vm")["message"]
+    assert_only_failed(outcome, "preflight")
+    assert outcome.error("preflight")["reason"] == "recipe_invalid"
+    assert "europe-west4-a" in outcome.error("preflight")["message"]
+    assert watched.record().reasons == ("recipe_invalid",)
     assert watched.inserts() == 0
     watched.assert_nothing_is_left()
 
@@ -189,23 +190,35 @@ def test_a_preempted_vm_is_told_apart_from_a_broken_step(watched: Watched) -> No
     assert watched.record().reasons == ("vm_lost",)
 
 
-def test_a_run_without_publishing_is_green_and_needs_no_write_token(watched: Watched) -> None:
-    # The steps on the VM are taken as done, as by "mark success" in the UI: here it is about what is around them.
+def test_a_run_whose_steps_were_marked_a_success_is_not_green(watched: Watched) -> None:
     watched.nights.cloud.fault(on="insert", error="stockout", times=1)
     outcome = watched.nights.run(
         {"publish": False},
         token=READ_TOKEN,
         mark_success="install_maxtext|convert_to_maxtext|train|convert_to_huggingface|export",
     )
-    assert outcome.state == "success"
+    assert outcome.state == "failed"
     assert outcome.states()["publish"] == "skipped"
-    assert outcome.states()["verdict"] == "success"
+    assert outcome.states()["verdict"] == "failed"
+    assert "- train: success, but it left no result; was it marked by hand?" in outcome.log
+    assert "- publish" not in outcome.log
     assert outcome.tasks["create_vm"]["tries"] == 2
     (deleted,) = outcome.result("delete_vm")["deleted"]
     assert deleted["instance_id"] == outcome.result("create_vm")["instance_id"]
     assert watched.inserts() == 2
     watched.assert_nothing_is_left()
-    assert watched.record().state == "success"
+    assert (watched.record().state, watched.record().reasons) == ("failed", ("marked_by_hand",))
+
+
+def test_a_vm_that_is_still_there_is_deleted_by_the_verdict_and_named(watched: Watched) -> None:
+    run = watched.nights.begin()
+    for task in ("reserve_vm", "preflight", "create_vm"):
+        assert run.complete(task)["state"] == "success"
+    (vm,) = watched.nights.cloud.status()["vms"]
+    told = run.execute("verdict")
+    assert (told["state"], told["error_class"]) == ("failed", "RunFailed")
+    assert f"VM us-east5-b/{vm['name']} was still there; it is deleted now" in told["error"]
+    watched.assert_nothing_is_left()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

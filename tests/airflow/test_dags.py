@@ -129,8 +129,15 @@ def test_record_and_verdict_see_every_task_before_them(dag: DAG) -> None:
 def test_every_task_retries_by_the_class_of_its_error(dag: DAG) -> None:
     for task in dag.tasks:
         assert isinstance(task, NightshiftOperator)
-        assert task.retry_policy is retry.POLICY, task.task_id
+        policy = retry.STEP_POLICY if isinstance(task, RemoteStepOperator) else retry.POLICY
+        assert task.retry_policy is policy, task.task_id
         assert task.retries == (8 if task.task_id == "delete_vm" else retry.RETRIES), task.task_id
+
+
+def test_only_the_task_that_makes_vms_is_tried_again_when_there_is_none() -> None:
+    lost = errors.VmLost("gone")
+    assert retry.POLICY.evaluate(lost, try_number=1, max_tries=3).action.value == "default"
+    assert retry.STEP_POLICY.evaluate(lost, try_number=1, max_tries=3).action.value == "fail"
 
 
 def error_classes(base: type[errors.NightshiftError] = errors.NightshiftError) -> list[Any]:

@@ -11,7 +11,7 @@ import airflow
 import jsonschema
 import pytest
 import yaml
-from airflow.models.connection import Connection
+from airflow.sdk import Connection
 from localcloud.settings import DEFAULT_PORT, PROJECT
 from nightshift import names
 

@@ -91,7 +91,7 @@ def test_the_completion_rule_waits_for_the_final_checkpoint_and_the_last_line() 
         (
             "No valid Orbax checkpoint found at '/dev/shm/x'",
             errors.StepFailed,
-            "Clear the task that writes it",
+            "clear create_vm",
         ),
         ("OSError: [Errno 28] No space left on device", errors.DiskFull, "boot_disk_gb"),
         ("RESOURCE_EXHAUSTED: … Failed to write 4096 bytes", errors.DiskFull, "fewer checkpoints"),
@@ -115,7 +115,7 @@ def test_the_completion_rule_waits_for_the_final_checkpoint_and_the_last_line() 
         (
             "nightshift: error[bad_export]: 1 of 21 tensors are missing",
             errors.VerificationFailed,
-            "convert again",
+            "clear create_vm",
         ),
         ("nightshift: error[wrong_devices]: JAX sees 4 TPU chips", errors.StepFailed, "machine_type"),
         (

@@ -113,6 +113,6 @@ after it. **preflight** checks everything that can be checked before anything is
 to the job that is running already. **record** writes `record.json` into the run's folder in the bucket. **verdict** is
 what makes the run green or red: green means trained, verified, exported and torn down.
 
-*If it is red*: open **verdict**, which names the task and the reason; fix that, then clear the failed task together
-with everything after it, or trigger a new run.
+*If it is red*: open **verdict**, which names the task and the reason. Mend that, then trigger a new run, or clear
+**create_vm** with all that follows it: the VM of a failed run is deleted, so a step on it cannot be cleared by itself.
 """

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nightshift import names
+from nightshift.errors import RecipeError
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -29,10 +30,26 @@ class Night:
     @classmethod
     def from_context(cls, recipe: Recipe, context: Context) -> Night:
         """Return the night of this task. Raises RecipeError when the form's values cannot be run."""
+        return cls._of(recipe.with_overrides(dict(context["params"])), context)
+
+    @classmethod
+    def whatever_the_form_says(cls, recipe: Recipe, context: Context) -> Night:
+        """Return the night for a task that must run in any case: without the form's values when they cannot be run.
+
+        Reserving, tearing down, recording and judging need the names only, and those do not depend on the form. A
+        setup that failed for a bad value would take the teardown with it.
+        """
+        try:
+            return cls.from_context(recipe, context)
+        except RecipeError:
+            return cls._of(recipe, context)  # preflight reports it
+
+    @classmethod
+    def _of(cls, recipe: Recipe, context: Context) -> Night:
         dag_run = context["dag_run"]
         moment = dag_run.logical_date or dag_run.run_after
         return cls(
-            recipe=recipe.with_overrides(dict(context["params"])),
+            recipe=recipe,
             run=names.run_name(recipe.name, moment, dag_run.run_id),
             dag_id=dag_run.dag_id,
             run_id=dag_run.run_id,

@@ -86,7 +86,7 @@ class Manifest(BaseModel):
             )
             raise VerificationFailed(
                 f"the manifest is not valid: {faults}",
-                next_step="clear the export task: it writes the manifest anew",
+                next_step="export again: clear create_vm with all that follows it, or trigger a new run",
             ) from error
 
     def to_json(self) -> str:

@@ -159,7 +159,7 @@ class Storage:
                 self._first_object(name)
                 raise VerificationFailed(
                     f"gs://{self.bucket}/{name} does not exist",
-                    next_step="clear the export task: it sends what is missing",
+                    next_step="export again: clear create_vm with all that follows it, or trigger a new run",
                 ) from error
 
     def _first_object(self, prefix: str) -> None:
@@ -193,9 +193,7 @@ def storage_error(error: Exception, *, bucket: str, doing: str) -> NightshiftErr
     )
     what = f"gs://{bucket}: {doing} failed: {' '.join(str(cause).split())[:300]}"
     if isinstance(cause, DataCorruption):
-        return VerificationFailed(
-            what, next_step="clear the task; if it happens again, clear the export task"
-        )
+        return VerificationFailed(what, next_step="clear the task; if it happens again, export again")
     if status == 404:
         return ConfigurationRefused(
             f"bucket gs://{bucket} does not exist ({doing})",

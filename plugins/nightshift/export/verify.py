@@ -100,5 +100,5 @@ def verify(manifest: Manifest, listing: Mapping[str, StoredObject], *, where: st
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise VerificationFailed(
             f"{where} is not what run {manifest.run} exported ({len(problems)} problems):{lines}",
-            next_step="clear the export task; while the VM lives it sends only what is missing or different",
+            next_step="export again: clear create_vm with all that follows it, or trigger a new run",
         )

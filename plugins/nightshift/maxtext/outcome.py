@@ -68,6 +68,9 @@ _NO_WAY_OUT = (
     "Cloud NAT."
 )
 
+#: By the time that somebody reads this, the teardown has deleted the VM.
+_AGAIN = "clear create_vm with all that follows it, or trigger a new run."
+
 # The first that is found anywhere in the log's tail wins, so causes stand before their effects.
 _KNOWN = (
     _known(
@@ -86,7 +89,7 @@ _KNOWN = (
         r"nightshift: error\[bad_export\]",
         VerificationFailed,
         "the exported model is not whole",
-        "Look at the log of the conversion; clear the step to convert again.",
+        f"Look at the log of the conversion; then {_AGAIN}",
     ),
     _known(
         r"nightshift: error\[unavailable\]",
@@ -104,19 +107,19 @@ _KNOWN = (
         r"nightshift: error\[no_bucket\]",
         ConfigurationRefused,
         "the bucket is not there",
-        "Create it, or correct export.bucket in the recipe; then clear the task.",
+        f"Create it, or correct export.bucket in the recipe; then {_AGAIN}",
     ),
     _known(
         r"nightshift: error\[corrupt\]",
         VerificationFailed,
         "what arrived is not what was sent",
-        "Clear the task: it sends what is missing or different.",
+        _AGAIN.capitalize(),
     ),
     _known(
         r"nightshift: error\[no_export\]",
         StepFailed,
         "the exported folder is not there or cannot be read",
-        "Clear convert_to_huggingface with what follows it.",
+        _AGAIN.capitalize(),
     ),
     _known(
         r"nightshift: error\[(wrong_devices|wrong_version)\]",
@@ -152,13 +155,13 @@ _KNOWN = (
         r"No valid Orbax checkpoint found|nightshift: error\[no_checkpoint\]",
         StepFailed,
         "a checkpoint that the step reads is not there",
-        "Clear the task that writes it (convert_to_maxtext for the base model, train for the trained one).",
+        f"The VM has lost it: {_AGAIN}",
     ),
     _known(
         r"nightshift: error\[early_end\]",
         TrainingIncomplete,
         "the last checkpoint is not the final one",
-        "Clear the training: it resumes from its last checkpoint.",
+        _AGAIN.capitalize(),
     ),
     _known(
         r"No space left on device|Disk quota exceeded|RESOURCE_EXHAUSTED.*(Failed to write|No space)",
@@ -180,7 +183,7 @@ _KNOWN = (
         r"TPU is already in use by|libtpu\S* (is )?already in use",
         TransientError,
         "another process on the VM holds the TPU",
-        "It is tried again; should it come back, delete the VM and clear the task.",
+        f"It is tried again; should it come back, {_AGAIN}",
     ),
     _known(
         r"\b(429|500|502|503|504) (Client|Server) Error|Too Many Requests|Service Unavailable",
@@ -234,8 +237,8 @@ def training_outcome(
     if reasons or latest_step is None or log.post is None:
         raise TrainingIncomplete(
             f"the training is not complete: {'; '.join(reasons)}",
-            next_step="Clear the training to resume from its last checkpoint. Should it end early again without "
-            "an error, it has run out of data: lower training.num_batches or training.batch_size.",
+            next_step=f"{_AGAIN.capitalize()} Should it end early again without an error, it has run out of data: "
+            "lower training.num_batches or training.batch_size.",
         )
     return TrainingResult(
         step=latest_step, before=log.pre, after=log.post, hung_at_exit=status.ended_by == "completed_but_hung"
@@ -267,7 +270,7 @@ def diagnose(step: str, log_tail: Sequence[str], exit_code: int | None) -> Night
         )
     return StepFailed(
         f"{step} ended {ended}; its last lines:\n{shown}",
-        next_step="Read the step's whole log, correct the cause, and clear the task.",
+        next_step=f"Read the step's whole log, correct the cause, then {_AGAIN}",
     )
 
 

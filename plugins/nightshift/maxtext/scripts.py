@@ -112,7 +112,7 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str) -> str:
         PRELUDE,
         activate(layout),
         f"base={shlex.quote(layout.base_checkpoint)}\n",
-        '[ -d "$base" ] || fail no_checkpoint "no base checkpoint in $base: clear convert_to_maxtext first"\n',
+        '[ -d "$base" ] || fail no_checkpoint "no base checkpoint in $base"\n',
         _fetch_dataset(recipe, layout, dataset_commit),
         f"log={shlex.quote(train_log(layout))}\n",
         f"final={shlex.quote(final)}\n",

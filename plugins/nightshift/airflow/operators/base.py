@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import (
@@ -44,6 +44,9 @@ class NightshiftOperator(BaseOperator):
     :param recipe: the recipe as its file says; the run's form values are laid over it when the task runs.
     """
 
+    #: Whether the task must not fail for a bad value of the trigger form.
+    runs_in_any_case: ClassVar[bool] = False
+
     def __init__(self, *, recipe: Recipe, **kwargs: Any) -> None:
         kwargs.setdefault("retries", retry.RETRIES)
         kwargs.setdefault("retry_delay", retry.RETRY_DELAY)
@@ -74,6 +77,8 @@ class NightshiftOperator(BaseOperator):
 
     def night(self, context: Context) -> Night:
         """Return this run's night."""
+        if self.runs_in_any_case:
+            return Night.whatever_the_form_says(self.recipe, context)
         return Night.from_context(self.recipe, context)
 
     @contextmanager

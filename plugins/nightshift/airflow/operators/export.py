@@ -50,7 +50,7 @@ class ExportOperator(RemoteStepOperator):
         if text is None:
             raise VerificationFailed(
                 f"{bucket.uri(bucket.manifest)} does not exist although the upload said that it was done",
-                next_step="clear this task: it sends what is missing",
+                next_step="clear create_vm with all that follows it, or trigger a new run",
             )
         manifest = Manifest.from_json(text)
         verify(manifest, storage.list(bucket.model_prefix), where=bucket.uri(bucket.model_prefix))

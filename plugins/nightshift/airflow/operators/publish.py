@@ -44,7 +44,7 @@ class PublishOperator(NightshiftOperator):
             if text is None:
                 raise VerificationFailed(
                     f"{bucket.uri(bucket.manifest)} does not exist, so nothing is known to be complete",
-                    next_step="clear export together with what follows it",
+                    next_step="clear create_vm with all that follows it, or trigger a new run",
                 )
             manifest = Manifest.from_json(text)
             verify(manifest, storage.list(bucket.model_prefix), where=bucket.uri(bucket.model_prefix))

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.night import pulled
 from nightshift.airflow.operators.base import ERROR_KEY, TIMING_KEY, NightshiftOperator
-from nightshift.airflow.operators.verdict import failures, task_states
+from nightshift.airflow.operators.verdict import failures, task_states, without_result
+from nightshift.airflow.operators.vm import compute_of
 from nightshift.errors import AccessDenied
 from nightshift.ledger import record as ledger
+from nightshift.tpu import lease
 from nightshift.tpu.machine_types import region_of
 from nightshift.tpu.prices import estimate, price_kind
 
@@ -27,6 +29,8 @@ class RecordOperator(NightshiftOperator):
 
     What an earlier try has written stays where this one knows nothing: records are merged.
     """
+
+    runs_in_any_case = True
 
     def execute(self, context: Context) -> str:
         """Write the record and return its address."""
@@ -56,6 +60,8 @@ class RecordOperator(NightshiftOperator):
         results = {task: pulled(context, task) for task in states}
         steps = {task: r for task, r in results.items() if isinstance(r, dict) and "script" in r}
         figures = {task: r["figures"] for task, r in steps.items()}
+        marked = without_result(context, states)
+        left = lease.locate(compute_of(self, night), night.run, (night.recipe.tpu.zone,))
         dag_run = context["dag_run"]
         training = figures.get("train", {})
         errors = {
@@ -68,8 +74,12 @@ class RecordOperator(NightshiftOperator):
             run_id=night.run_id,
             triggered_by=getattr(dag_run, "triggering_user_name", None) or str(dag_run.run_type),
             recipe=night.recipe.model_dump(mode="json"),
-            state="failed" if failures(states) else "success",
-            reasons=tuple(error["reason"] for error in errors.values()),
+            state="failed" if failures(states) or marked or left else "success",
+            reasons=(
+                *(error["reason"] for error in errors.values()),
+                *(["marked_by_hand"] if marked else []),
+                *(["vm_left"] if left else []),
+            ),
             started=dag_run.start_date,
             resolved=ledger.Resolved(**(results.get("preflight") or {})),
             versions=_versions(figures.get("install_maxtext", {}), night),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nightshift import names
+from nightshift.airflow import retry
 from nightshift.airflow.links import VmLink, vm_address
 from nightshift.airflow.log_view import LogView
 from nightshift.airflow.night import pulled
@@ -33,7 +34,7 @@ from nightshift.remote.job import JobSpec, JobState
 from nightshift.tpu.lease import is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import AsyncIterator, Collection, Mapping
 
     from airflow.sdk import BaseOperatorLink, Context
 
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 #: by then, and need not go through the triggerer (see triggers/settling.py).
 QUICK_SECONDS = 8.0
 TAIL_LINES = 400
+#: Seconds for which a VM that Compute Engine calls RUNNING may not answer by SSH before the task fails.
+PATIENCE = 900.0
+RECONNECT_PAUSE = 10.0  # seconds
 LEAST_TIMEOUT = 30.0  # seconds that even a re-attached job past its limit gets, to tell its end
 
 
@@ -92,6 +96,10 @@ class RemoteStepOperator(NightshiftOperator):
     #: Key of the step's limit below `timeouts` in the recipe, where it is not the step's name.
     timeout_key: ClassVar[str | None] = None
     operator_extra_links: Collection[BaseOperatorLink] = (VmLink(),)
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("retry_policy", retry.STEP_POLICY)
+        super().__init__(**kwargs)
 
     @abstractmethod
     def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
@@ -166,16 +174,8 @@ class RemoteStepOperator(NightshiftOperator):
 
     def _site(self, context: Context) -> Site:
         night = self.night(context)
-        compute = compute_of(self, night)
-        zone, name = night.recipe.tpu.zone, names.instance_name(night.run)
-        instance = compute.get_instance(zone, name)
-        if instance is None or instance.status != "RUNNING" or not is_ours(instance, night.run):
-            state = "does not exist" if instance is None else f"is {instance.status}"
-            raise VmLost(
-                f"instance {zone}/{name} {state}",
-                next_step="clear create_vm together with all that follows it; every step finds what is there already",
-            )
-        keys = compute.host_keys(zone, name)
+        instance = self._running_vm(night)
+        keys = compute_of(self, night).host_keys(instance.zone, instance.name)
         revision = self._resolved(context)["model_revision"]
         return Site(
             night=night,
@@ -183,6 +183,19 @@ class RemoteStepOperator(NightshiftOperator):
             target=self.ssh.target(instance.address or "", keys),
             layout=vm_layout(night.recipe, night.run, revision),
         )
+
+    def _running_vm(self, night: Night) -> Instance:
+        """Return the run's VM. Raises VmLost unless it is RUNNING and ours."""
+        compute = compute_of(self, night)
+        zone, name = night.recipe.tpu.zone, names.instance_name(night.run)
+        instance = compute.get_instance(zone, name)
+        if instance is None or instance.status != "RUNNING" or not is_ours(instance, night.run):
+            state = "does not exist" if instance is None else f"is {instance.status}"
+            raise VmLost(
+                f"instance {zone}/{name} {state}",
+                next_step="clear create_vm with all that follows it, or trigger a new run",
+            )
+        return instance
 
     def _resolved(self, context: Context) -> dict[str, Any]:
         resolved = pulled(context, "preflight")
@@ -198,9 +211,31 @@ class RemoteStepOperator(NightshiftOperator):
         instance, endpoint = site.instance, self.google.compute_endpoint
         self.push_link(context, VmLink(), vm_address(project, instance.zone, instance.name, endpoint))
 
+    @asynccontextmanager
+    async def _host(self, site: Site) -> AsyncIterator[RemoteHost]:
+        """Connect, and wait long for a VM that runs but does not answer: hours of training may lie on it."""
+        async with AsyncExitStack() as stack:
+            yield await self._opened(stack, site)
+
+    async def _opened(self, stack: AsyncExitStack, site: Site) -> RemoteHost:
+        from nightshift.remote.client import connect
+
+        deadline = time.monotonic() + PATIENCE
+        told = False
+        while True:
+            try:
+                return await stack.enter_async_context(connect(site.target))
+            except HostUnreachable as error:
+                if time.monotonic() > deadline:
+                    raise
+                if not told:
+                    self.log.warning("%s; waiting up to %s", error.message, duration(PATIENCE))
+                    told = True
+            await asyncio.to_thread(self._running_vm, site.night)
+            await asyncio.sleep(RECONNECT_PAUSE)
+
     async def _start(self, site: Site, work: Work, view: LogView) -> JobStatus:
         """Start the job or attach to it, and show its log; return its final status if it ends within QUICK_SECONDS."""
-        from nightshift.remote.client import connect
         from nightshift.remote.protocol import LogChunk
 
         spec = JobSpec(
@@ -210,7 +245,7 @@ class RemoteStepOperator(NightshiftOperator):
             secret_env=work.secret_env,
             completion=work.completion,
         )
-        async with connect(site.target) as host:
+        async with self._host(site) as host:
             for path, content in work.files.items():
                 await host.put(path, content)
             status = await host.start(spec)
@@ -233,9 +268,7 @@ class RemoteStepOperator(NightshiftOperator):
             return status
 
     async def _stop_if_running(self, site: Site) -> bool:
-        from nightshift.remote.client import connect
-
-        async with connect(site.target) as host:
+        async with self._host(site) as host:
             status = await host.status(site.job_id(self.step))
             if status.state is JobState.RUNNING:
                 await host.stop(status.job_id)
@@ -246,9 +279,7 @@ class RemoteStepOperator(NightshiftOperator):
         return asyncio.run(self._conclude_on(context, site))
 
     async def _conclude_on(self, context: Context, site: Site) -> dict[str, Any]:
-        from nightshift.remote.client import connect
-
-        async with connect(site.target) as host:
+        async with self._host(site) as host:
             status = await host.status(site.job_id(self.step))
             log = await _whole_log(host, status.job_id)
             kept = self._keep_log(site, status, log)

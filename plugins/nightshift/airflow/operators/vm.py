@@ -28,12 +28,28 @@ def compute_of(operator: NightshiftOperator, night: Night) -> GoogleCompute:
     return operator.google.compute(night.recipe.tpu.project)
 
 
+def release_all(operator: NightshiftOperator, night: Night) -> lease.ReleaseReport:
+    """Delete every VM of the run, prove that they are gone, and say what was found."""
+    return lease.release(
+        compute_of(operator, night),
+        night.run,
+        zones=(night.recipe.tpu.zone,),
+        timeout=night.recipe.timeouts.delete * 60,
+        sleep=time.sleep,
+        clock=time.monotonic,
+        now=lambda: datetime.now(UTC),
+        on_change=lambda line: operator.log.info("%s", line),
+    )
+
+
 class ReserveVmOperator(NightshiftOperator):
     """Settles what the run's VM is called. Costs nothing and asks nobody.
 
     It is the setup that the teardowns belong to: a teardown runs only when its setup has succeeded, so the setup
     must be a task that cannot fail half-way.
     """
+
+    runs_in_any_case = True
 
     def execute(self, context: Context) -> dict[str, str]:
         """Return the names."""
@@ -143,6 +159,8 @@ class CreateVmOperator(NightshiftOperator):
 class DeleteVmOperator(NightshiftOperator):
     """Deletes every VM of the run and returns only when a GET of each answers 404."""
 
+    runs_in_any_case = True
+
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("retries", DELETE_RETRIES)
         super().__init__(**kwargs)
@@ -151,16 +169,7 @@ class DeleteVmOperator(NightshiftOperator):
         """Delete and prove; return what was deleted and for how long it had run, in seconds."""
         with self.reporting(context):
             night = self.night(context)
-            report = lease.release(
-                compute_of(self, night),
-                night.run,
-                zones=(night.recipe.tpu.zone,),
-                timeout=night.recipe.timeouts.delete * 60,
-                sleep=time.sleep,
-                clock=time.monotonic,
-                now=lambda: datetime.now(UTC),
-                on_change=lambda line: self.log.info("%s", line),
-            )
+            report = release_all(self, night)
             if report.already_gone:
                 self.log.info("No VM of run %s is left: nothing to delete", night.run)
             return {"deleted": [asdict(deleted) for deleted in report.deleted]}
