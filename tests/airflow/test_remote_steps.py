@@ -51,6 +51,16 @@ def test_a_second_try_attaches_to_the_job_of_the_first(nights: Nights, run: Step
     assert_it_may_lie_in_the_database(nights, second["deferred"], started.job_id)
 
 
+def test_a_vm_that_does_not_answer_for_a_while_is_waited_for(nights: Nights, run: StepRun, vm: Vm) -> None:
+    run.execute(STEP)
+    started = vm.job(STEP)
+    nights.cloud.fault(on="ssh", instance=run.result("create_vm")["name"], kind="refuse:6")
+    again = run.execute(STEP)
+    assert again["state"] == "deferred"
+    assert "waiting up to 15 min" in run.log()
+    assert vm.job(STEP).pid == started.pid
+
+
 def assert_it_may_lie_in_the_database(nights: Nights, deferred: dict[str, Any], job_id: str) -> None:
     """The deferral has a deadline, names the job, and carries neither key nor token."""
     recipe_limit = 20 * 60
