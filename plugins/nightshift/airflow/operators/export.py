@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.links import BucketLink, VmLink, bucket_address
 from nightshift.airflow.operators.remote_step import RemoteStepOperator, Work
-from nightshift.errors import VerificationFailed
+from nightshift.export.bucket import verified_export
 from nightshift.export.commands import UPLOADER_ON_VM, upload_command, uploader
-from nightshift.export.manifest import Manifest
-from nightshift.export.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,15 +42,8 @@ class ExportOperator(RemoteStepOperator):
     async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
         """Verify the copy and return where it is."""
         bucket = site.night.bucket
-        storage = self.google.storage(bucket.bucket)
-        text = storage.read_text(bucket.manifest)
-        if text is None:
-            raise VerificationFailed(
-                f"{bucket.uri(bucket.manifest)} does not exist although the upload said that it was done",
-                next_step="clear create_vm with all that follows it, or trigger a new run",
-            )
-        manifest = Manifest.from_json(text)
-        verify(manifest, storage.list(bucket.model_prefix), where=bucket.uri(bucket.model_prefix))
+        exported = verified_export(self.google.storage(bucket.bucket), bucket)
+        manifest = exported.manifest
         self.log.info(
             ">> %d files, %.1f MB, verified by size and crc32c in %s",
             len(manifest.files),
@@ -64,5 +54,5 @@ class ExportOperator(RemoteStepOperator):
             "gcs_uri": bucket.uri(bucket.model_prefix),
             "files": len(manifest.files),
             "total_bytes": manifest.total_bytes,
-            "manifest_sha256": hashlib.sha256(text.encode()).hexdigest(),
+            "manifest_sha256": exported.sha256,
         }

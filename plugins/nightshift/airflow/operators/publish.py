@@ -9,9 +9,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from nightshift.airflow.links import HubLink, hub_address
 from nightshift.airflow.operators.base import NightshiftOperator
-from nightshift.errors import VerificationFailed
-from nightshift.export.manifest import Manifest
-from nightshift.export.verify import verify
+from nightshift.export.bucket import verified_export
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,14 +38,7 @@ class PublishOperator(NightshiftOperator):
                 raise AirflowSkipException("Publishing is turned off for this run")
             bucket = night.bucket
             storage = self.google.storage(bucket.bucket)
-            text = storage.read_text(bucket.manifest)
-            if text is None:
-                raise VerificationFailed(
-                    f"{bucket.uri(bucket.manifest)} does not exist, so nothing is known to be complete",
-                    next_step="clear create_vm with all that follows it, or trigger a new run",
-                )
-            manifest = Manifest.from_json(text)
-            verify(manifest, storage.list(bucket.model_prefix), where=bucket.uri(bucket.model_prefix))
+            manifest = verified_export(storage, bucket).manifest
 
             def fetch(entry: FileEntry, path: Path) -> None:
                 self.log.info("Fetching %s (%d bytes)", entry.path, entry.size)
