@@ -34,7 +34,7 @@ lint: setup  ## ruff, formatting, types, import rules
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy plugins/nightshift include/localcloud include/rehearsal dags
-	@.venv/bin/lint-imports --no-logo
+	@.venv/bin/lint-imports --no-logo --cache-dir var/cache/import-linter
 
 format: setup  ## let ruff format and fix what it can
 	@.venv/bin/ruff check --fix-only --quiet .

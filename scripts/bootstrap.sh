@@ -44,6 +44,10 @@ if ! .venv/bin/python -c "import sys; sys.exit(sys.version_info[:2] != (3, 12))"
 fi
 say "Installing what requirements-dev.lock names (about 320 packages the first time)"
 "$uv" pip sync --python .venv/bin/python requirements-dev.lock
-"$uv" pip install --quiet --python .venv/bin/python --no-deps --editable .
+# The project itself is not installed but found: a build would leave its files outside .venv and var/.
+packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+printf '%s\n' "$PWD/plugins" "$PWD/include" >"$packages/nightshift.pth"
+printf '#!%s\nfrom localcloud.cli import main\n\nmain()\n' "$PWD/.venv/bin/python" >.venv/bin/localcloud
+chmod +x .venv/bin/localcloud
 rm -f .venv/.installed-*
 touch "$stamp"
