@@ -96,7 +96,10 @@ class Observer:
         except ValueError as error:
             raise errors.bad_request("since must be the number of a request") from error
         with self._lock:
-            return JSONResponse([row for row in self._requests if int(str(row["number"])) > since])
+            numbered = [(int(str(row["number"])), row) for row in self._requests]
+        # Recorded as they are answered, which side by side is another order than that in which they came.
+        later = sorted((pair for pair in numbered if pair[0] > since), key=lambda pair: pair[0])
+        return JSONResponse([row for _, row in later])
 
     def take_fault(self, method: str, path: str) -> FaultOrder | None:
         """Return the first open order for such a request, and count it down."""
