@@ -28,7 +28,10 @@ Retries follow from the class (`retryable`), never from the text.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+#: How a step on the VM is repeated. By the time that somebody reads it, the teardown has deleted the VM.
+REPEAT_A_STEP: Final = "clear create_vm with all that follows it, or trigger a new run"
 
 
 class NightshiftError(Exception):

@@ -14,6 +14,7 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from nightshift.errors import (
+    REPEAT_A_STEP,
     AccessDenied,
     CloudUnavailable,
     ConfigurationRefused,
@@ -159,7 +160,7 @@ class Storage:
                 self._first_object(name)
                 raise VerificationFailed(
                     f"gs://{self.bucket}/{name} does not exist",
-                    next_step="export again: clear create_vm with all that follows it, or trigger a new run",
+                    next_step=f"export again: {REPEAT_A_STEP}",
                 ) from error
 
     def _first_object(self, prefix: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nightshift.errors import (
+    REPEAT_A_STEP,
     AccessDenied,
     CloudUnavailable,
     ConfigurationRefused,
@@ -68,8 +69,7 @@ _NO_WAY_OUT = (
     "Cloud NAT."
 )
 
-#: By the time that somebody reads this, the teardown has deleted the VM.
-_AGAIN = "clear create_vm with all that follows it, or trigger a new run."
+_AGAIN = f"{REPEAT_A_STEP}."
 
 # The first that is found anywhere in the log's tail wins, so causes stand before their effects.
 _KNOWN = (

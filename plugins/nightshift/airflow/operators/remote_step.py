@@ -19,6 +19,7 @@ from nightshift.airflow.operators.base import NightshiftOperator
 from nightshift.airflow.operators.vm import compute_of
 from nightshift.airflow.triggers.remote_job import RemoteJobTrigger
 from nightshift.errors import (
+    REPEAT_A_STEP,
     AccessDenied,
     CloudUnavailable,
     HostUnreachable,
@@ -193,7 +194,7 @@ class RemoteStepOperator(NightshiftOperator):
             state = "does not exist" if instance is None else f"is {instance.status}"
             raise VmLost(
                 f"instance {zone}/{name} {state}",
-                next_step="clear create_vm with all that follows it, or trigger a new run",
+                next_step=REPEAT_A_STEP,
             )
         return instance
 

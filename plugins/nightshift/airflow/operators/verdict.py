@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nightshift.airflow.night import pulled
 from nightshift.airflow.operators.base import ERROR_KEY, NightshiftOperator
 from nightshift.airflow.operators.vm import release_all
-from nightshift.errors import RunFailed
+from nightshift.errors import REPEAT_A_STEP, RunFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +61,7 @@ def advice(states: Mapping[str, str | None]) -> str:
     failed = [task for task, state in failures(states).items() if state == "failed"]
     if any(task in ON_THE_VM for task in failures(states)):
         # The teardown has run, so clearing the failed task alone would meet no VM.
-        again = "clear create_vm with all that follows it, or trigger a new run"
+        again = REPEAT_A_STEP
     elif failed:
         again = f"clear {failed[0]} with all that follows it"
     else:
