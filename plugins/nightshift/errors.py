@@ -10,15 +10,21 @@
     │   ├── QuotaExceeded           a quota is used up; names metric and region
     │   ├── AccessDenied            a token, a licence or an IAM role is missing
     │   ├── StepFailed              a command on the VM ended with an error
+    │   │   └── DeviceOutOfMemory     the model, its batch and its rollouts do not fit into the TPU's memory
     │   ├── StepTimedOut            a step was stopped because it took longer than the recipe allows
     │   ├── DiskFull                the VM or its /dev/shm has no room left
     │   ├── TrainingIncomplete      training ended, but not with what it had to leave
     │   ├── VerificationFailed      what arrived is not what was sent
+    │   ├── QueueTimedOut           no TPU was to be had anywhere within the recipe's limit
+    │   ├── RecoveriesExhausted     the run has lost more VMs than the recipe allows
+    │   ├── OrphanFound             the janitor found a VM that nobody owns any more
     │   └── RunFailed               the verdict on a run
     └── TransientError            the same call may work later
         ├── CapacityUnavailable     no TPU to be had there now (stockout, reservation not ready)
         ├── CloudUnavailable        Google or the Hub answered 429, 5xx or not at all
-        ├── VmLost                  the instance is gone or no longer RUNNING (preempted, deleted, crashed)
+        ├── VmLost                  the instance is gone or no longer RUNNING (deleted, expired, crashed)
+        │   ├── VmPreempted           Google took it back
+        │   └── BootTimedOut          it is there, but does not let us in
         ├── HostUnreachable         the VM runs, but SSH does not answer
         ├── JobLost                 the job's process died without leaving an exit code
         └── DeadlineExceeded        something took longer than the recipe allows
@@ -109,6 +115,12 @@ class StepFailed(PermanentError):
     reason = "step_failed"
 
 
+class DeviceOutOfMemory(StepFailed):
+    """The TPU's memory (HBM) is too small for the recipe's settings."""
+
+    reason = "device_out_of_memory"
+
+
 class StepTimedOut(PermanentError):
     """A step was stopped at its limit; trying again by itself would bill the same time once more."""
 
@@ -133,6 +145,24 @@ class VerificationFailed(PermanentError):
     reason = "verification_failed"
 
 
+class QueueTimedOut(PermanentError):
+    """No zone of the recipe had a TPU within `timeouts.queue`."""
+
+    reason = "queue_timed_out"
+
+
+class RecoveriesExhausted(PermanentError):
+    """The run has lost more VMs than `tpu.max_recoveries` allows."""
+
+    reason = "recoveries_exhausted"
+
+
+class OrphanFound(PermanentError):
+    """A VM outlived its run; the janitor has deleted it, and somebody should find out why."""
+
+    reason = "orphan_found"
+
+
 class RunFailed(PermanentError):
     """The verdict: something that had to succeed did not."""
 
@@ -155,6 +185,18 @@ class VmLost(TransientError):
     """The instance is gone or no longer RUNNING."""
 
     reason = "vm_lost"
+
+
+class VmPreempted(VmLost):
+    """Google took the instance back: the API has a `compute.instances.preempted` operation for it."""
+
+    reason = "vm_preempted"
+
+
+class BootTimedOut(VmLost):
+    """The instance is RUNNING, but did not answer by SSH within `timeouts.boot`."""
+
+    reason = "boot_timed_out"
 
 
 class HostUnreachable(TransientError):

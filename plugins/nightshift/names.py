@@ -5,15 +5,24 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from collections.abc import Mapping
 
 LABEL_MANAGED_BY = "managed-by"
 LABEL_RUN = "nightshift-run"
 LABEL_RECIPE = "nightshift-recipe"
+LABEL_INSTALLATION = "nightshift-installation"
+LABEL_EXPIRES = "nightshift-expires"
 MANAGED_BY = "nightshift"
+#: The installation that a Google connection without `installation` in its extra belongs to.
+DEFAULT_INSTALLATION = "default"
+
+#: Instance metadata that names the owning run as Airflow knows it: a label cannot hold Airflow's run ids.
+METADATA_DAG_ID = "nightshift-dag-id"
+METADATA_RUN_ID = "nightshift-run-id"
 
 #: Connections that an installation has to define; their ids are the only thing that the DAGs know of them.
 GOOGLE_CONNECTION = "google_cloud_default"
@@ -53,13 +62,25 @@ def instance_name(run: str) -> str:
     return run
 
 
-def labels(recipe: str, run: str) -> dict[str, str]:
-    """Return the labels by which a run's instances are found."""
+def labels(recipe: str, run: str, *, installation: str, expires: datetime) -> dict[str, str]:
+    """Return the labels by which a run's instances are found.
+
+    :param installation: which Airflow made it; several may share a project.
+    :param expires: when the instance may be deleted whatever its run is said to be doing.
+    """
     return {
         LABEL_MANAGED_BY: MANAGED_BY,
+        LABEL_INSTALLATION: installation,
         LABEL_RECIPE: slug(recipe)[:MAX_NAME].rstrip("-"),
         LABEL_RUN: run,
+        LABEL_EXPIRES: str(int(expires.timestamp())),
     }
+
+
+def expiry(labels: Mapping[str, str]) -> datetime | None:
+    """Return when an instance with these labels expires; None when they do not say so."""
+    text = labels.get(LABEL_EXPIRES, "")
+    return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
 
 
 def job_id(run: str, step: str, incarnation: str) -> str:
@@ -120,6 +141,11 @@ class VmLayout:
         return f"{self.post_train}/{self.run}/checkpoints/actor"
 
     @property
+    def checkpoints_safe(self) -> str:
+        """A file that is there once nothing more of the training has to be copied to the bucket."""
+        return f"{self.post_train}/{self.run}.copied"
+
+    @property
     def hf_trained(self) -> str:
         """The trained model in the Hugging Face format, ready to be exported."""
         return f"{self.root}/hf-trained/{self.run}"
@@ -152,6 +178,20 @@ class BucketLayout:
     def record(self) -> str:
         """The object that holds the run's record."""
         return f"{self.run_prefix}/record.json"
+
+    @property
+    def checkpoints(self) -> str:
+        """The folder of the training's checkpoints and of its log so far, from which a lost VM is made up for."""
+        return f"{self.run_prefix}/checkpoints"
+
+    @property
+    def vms(self) -> str:
+        """The folder with one small document for each VM that the run has had."""
+        return f"{self.run_prefix}/vms"
+
+    def vm(self, instance_id: str) -> str:
+        """The object that says what is known of one VM of the run."""
+        return f"{self.vms}/{instance_id}.json"
 
     def log(self, step: str, incarnation: str, attempt: int) -> str:
         """The object that holds the full log of one attempt at a step, on one incarnation of the VM."""

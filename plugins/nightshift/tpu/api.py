@@ -22,6 +22,24 @@ class Instance:
     created: datetime
     labels: Mapping[str, str]
     address: str | None  # external IP, or the internal one where there is no external
+    dag_id: str | None = None  # of the owning run, from the instance's metadata
+    run_id: str | None = None
+
+
+@dataclass(frozen=True)
+class ZoneOperation:
+    """What happened, or is happening, to an instance: an operation of its zone.
+
+    :param kind: its operationType: "insert", "delete", "compute.instances.preempted", …
+    :param ended: None while it is under way.
+    """
+
+    name: str
+    kind: str
+    user: str
+    started: datetime
+    ended: datetime | None
+    status: str
 
 
 class ComputeApi(Protocol):
@@ -48,6 +66,10 @@ class ComputeApi(Protocol):
 
     def wait_operation(self, zone: str, operation: str, *, timeout: float) -> bool:
         """Wait up to `timeout` seconds; return whether it is done. Raises what the operation's error means."""
+        ...
+
+    def operations_on(self, zone: str, instance_id: str) -> Sequence[ZoneOperation]:
+        """Return the operations on one instance that Google still knows, the oldest first."""
         ...
 
     def host_keys(self, zone: str, name: str) -> Sequence[str]:
