@@ -25,6 +25,7 @@
         ├── VmLost                  the instance is gone or no longer RUNNING (deleted, expired, crashed)
         │   ├── VmPreempted           Google took it back
         │   └── BootTimedOut          it is there, but does not let us in
+        ├── GenerationMismatch      somebody else wrote the object in the bucket since it was read
         ├── HostUnreachable         the VM runs, but SSH does not answer
         ├── JobLost                 the job's process died without leaving an exit code
         └── DeadlineExceeded        something took longer than the recipe allows
@@ -36,8 +37,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-#: How a step on the VM is repeated. By the time that somebody reads it, the teardown has deleted the VM.
-REPEAT_A_STEP: Final = "clear create_vm with all that follows it, or trigger a new run"
+#: How a failed step is repeated. It makes a VM where there is none, and goes on from what is in the bucket.
+REPEAT_A_STEP: Final = "clear the failed task with all that follows it, or trigger a new run"
+#: How an export is repeated when what it left turns out not to be whole.
+EXPORT_AGAIN: Final = "export again: clear export with all that follows it, or trigger a new run"
 
 
 class NightshiftError(Exception):
@@ -179,6 +182,12 @@ class CloudUnavailable(TransientError):
     """A service answered 429, 5xx, or not at all."""
 
     reason = "cloud_unavailable"
+
+
+class GenerationMismatch(TransientError):
+    """Somebody else wrote the object since it was read; read it again and repeat the change."""
+
+    reason = "generation_mismatch"
 
 
 class VmLost(TransientError):

@@ -32,6 +32,8 @@ def build_dag(recipe: Recipe) -> DAG:
 
     The setup is the free reservation of a name, not the insert: a teardown does not run when its own setup
     fails. No `dagrun_timeout`: it would mark the teardown as skipped and leave the VM running (Airflow 3.3).
+    The teardowns wait for each task by an edge of its own: where a single task is cleared, the ones between have
+    ended already, and a VM must not be deleted under the one that runs again.
     """
     with DAG(
         dag_id=names.dag_id(recipe.name),
@@ -45,26 +47,27 @@ def build_dag(recipe: Recipe) -> DAG:
         tags={*TAGS, recipe.model.name},
         is_paused_upon_creation=True,
     ) as dag:
-        reserve = ReserveVmOperator(recipe=recipe, task_id="reserve_vm")
-        export = ExportOperator(recipe=recipe, task_id="export")
+        reserve = ReserveVmOperator(recipe=recipe, task_id="reserve_vm").as_setup()
+        preflight = PreflightOperator(recipe=recipe, task_id="preflight")
+        on_the_vm = (
+            CreateVmOperator(recipe=recipe, task_id="create_vm"),
+            InstallMaxTextOperator(recipe=recipe, task_id="install_maxtext"),
+            ConvertToMaxTextOperator(recipe=recipe, task_id="convert_to_maxtext"),
+            TrainOperator(recipe=recipe, task_id="train"),
+            ConvertToHuggingFaceOperator(recipe=recipe, task_id="convert_to_huggingface"),
+            ExportOperator(recipe=recipe, task_id="export"),
+        )
         publish = PublishOperator(
             recipe=recipe, task_id="publish", execution_timeout=timedelta(minutes=recipe.timeouts.publish)
         )
         delete = DeleteVmOperator(recipe=recipe, task_id="delete_vm")
         record = RecordOperator(recipe=recipe, task_id="record")
         verdict = VerdictOperator(recipe=recipe, task_id="verdict")
-        chain(
-            reserve.as_setup(),
-            PreflightOperator(recipe=recipe, task_id="preflight"),
-            CreateVmOperator(recipe=recipe, task_id="create_vm"),
-            InstallMaxTextOperator(recipe=recipe, task_id="install_maxtext"),
-            ConvertToMaxTextOperator(recipe=recipe, task_id="convert_to_maxtext"),
-            TrainOperator(recipe=recipe, task_id="train"),
-            ConvertToHuggingFaceOperator(recipe=recipe, task_id="convert_to_huggingface"),
-            export,
-            [publish, delete.as_teardown(setups=reserve, on_failure_fail_dagrun=True)],
-            record.as_teardown(setups=reserve),
-            verdict.as_teardown(setups=reserve, on_failure_fail_dagrun=True),
+        chain(reserve, preflight, *on_the_vm, publish)
+        list(on_the_vm) >> delete.as_teardown(setups=reserve, on_failure_fail_dagrun=True)
+        [preflight, *on_the_vm, publish, delete] >> record.as_teardown(setups=reserve)
+        [preflight, *on_the_vm, publish, delete, record] >> verdict.as_teardown(
+            setups=reserve, on_failure_fail_dagrun=True
         )
     return dag
 
@@ -93,6 +96,7 @@ def params(recipe: Recipe) -> dict[str, Param]:
 def documentation(recipe: Recipe) -> str:
     """Return the DAG's page in the UI."""
     publish = f"`{recipe.publish.repo}`" if recipe.publish.enabled else "off"
+    zones = ", then ".join(f"`{zone}`" for zone in recipe.tpu.zones)
     return f"""\
 # {recipe.name}
 
@@ -103,16 +107,17 @@ def documentation(recipe: Recipe) -> str:
 | Model | `{recipe.model.repo}` at `{recipe.model.revision}` |
 | Data | `{recipe.dataset.repo}`, subset `{recipe.dataset.subset}` |
 | Training | GRPO, {recipe.training.num_batches} batches, evaluated before and after |
-| TPU | `{recipe.tpu.machine_type}` in `{recipe.tpu.zone}`, {recipe.tpu.provisioning.model} |
+| TPU | `{recipe.tpu.machine_type}` in {zones}, {recipe.tpu.provisioning.model} |
 | Exported to | `gs://{recipe.export.bucket}/{recipe.export.prefix}` |
 | Published to | {publish} |
 
 **reserve_vm** names the run's VM and costs nothing; it is the setup, so that **delete_vm** runs whatever happens
 after it. **preflight** checks everything that can be checked before anything is billed. The steps from
 **install_maxtext** to **export** run on the VM as detached jobs: their output is the task's log, and a retry attaches
-to the job that is running already. **record** writes `record.json` into the run's folder in the bucket. **verdict** is
-what makes the run green or red: green means trained, verified, exported and torn down.
+to the job that is running already. A VM that is lost (preempted, say) is replaced by the step that meets it, which goes
+on from the last checkpoint in the bucket. **record** writes `record.json` into the run's folder in the bucket.
+**verdict** is what makes the run green or red: green means trained, verified, exported and torn down.
 
-*If it is red*: open **verdict**, which names the task and the reason. Mend that, then trigger a new run, or clear
-**create_vm** with all that follows it: the VM of a failed run is deleted, so a step on it cannot be cleared by itself.
+*If it is red*: open **verdict**, which names the task and the reason. Mend that, then clear the task with all that
+follows it, or trigger a new run.
 """

@@ -1,4 +1,4 @@
-"""Retries follow from an error's class."""
+"""Retries follow from an error's class: the one table."""
 
 from __future__ import annotations
 
@@ -6,19 +6,49 @@ from datetime import timedelta
 
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
-from nightshift.errors import CapacityUnavailable, PermanentError, VmLost
+from nightshift.errors import (
+    CapacityUnavailable,
+    CloudUnavailable,
+    HostUnreachable,
+    JobLost,
+    PermanentError,
+    TransientError,
+    VmLost,
+)
 
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=20)
-CAPACITY_DELAY = timedelta(minutes=10)
 
-_PERMANENT = RetryRule(
-    exception=PermanentError, action=RetryAction.FAIL, reason="somebody has to change something"
+#: The first class that an error belongs to decides. Losing a VM inside a step, and waiting for capacity, are dealt
+#: with by the step itself and cost no try; what arrives here of them is what it could not deal with.
+POLICY = ExceptionRetryPolicy(
+    rules=[
+        RetryRule(
+            exception=PermanentError, action=RetryAction.FAIL, reason="somebody has to change something"
+        ),
+        RetryRule(
+            exception=CapacityUnavailable,
+            action=RetryAction.RETRY,
+            retry_delay=timedelta(minutes=10),
+            reason="capacity comes and goes in minutes",
+        ),
+        RetryRule(
+            exception=CloudUnavailable,
+            action=RetryAction.RETRY,
+            retry_delay=timedelta(seconds=30),
+            reason="a service is down or overloaded",
+        ),
+        RetryRule(
+            exception=[VmLost, JobLost, HostUnreachable],
+            action=RetryAction.RETRY,
+            retry_delay=RETRY_DELAY,
+            reason="the next try goes on from what is there",
+        ),
+        RetryRule(
+            exception=TransientError,
+            action=RetryAction.RETRY,
+            retry_delay=RETRY_DELAY,
+            reason="the same may work later",
+        ),
+    ]
 )
-_CAPACITY = RetryRule(exception=CapacityUnavailable, action=RetryAction.RETRY, retry_delay=CAPACITY_DELAY)
-_NO_VM = RetryRule(exception=VmLost, action=RetryAction.FAIL, reason="only create_vm can make a VM")
-
-#: A permanent error ends the task at once; a stockout waits longer than a dropped connection.
-POLICY = ExceptionRetryPolicy(rules=[_PERMANENT, _CAPACITY])
-#: For a step that works on a VM which another task makes: without it, trying again is of no use.
-STEP_POLICY = ExceptionRetryPolicy(rules=[_PERMANENT, _NO_VM, _CAPACITY])

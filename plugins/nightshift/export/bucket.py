@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nightshift.errors import REPEAT_A_STEP, VerificationFailed
+from nightshift.errors import EXPORT_AGAIN, VerificationFailed
 from nightshift.export.manifest import Manifest
 from nightshift.export.verify import verify
 
@@ -35,7 +35,7 @@ def verified_export(storage: Storage, bucket: BucketLayout) -> Exported:
     if text is None:
         raise VerificationFailed(
             f"{bucket.uri(bucket.manifest)} does not exist, so nothing is known to be complete",
-            next_step=f"export again: {REPEAT_A_STEP}",
+            next_step=EXPORT_AGAIN,
         )
     manifest = Manifest.from_json(text)
     verify(manifest, storage.list(bucket.model_prefix), where=bucket.uri(bucket.model_prefix))

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from nightshift.errors import REPEAT_A_STEP, VerificationFailed
+from nightshift.errors import EXPORT_AGAIN, VerificationFailed
 
 Base64 = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/]+={0,2}$")]
 
@@ -86,7 +86,7 @@ class Manifest(BaseModel):
             )
             raise VerificationFailed(
                 f"the manifest is not valid: {faults}",
-                next_step=f"export again: {REPEAT_A_STEP}",
+                next_step=EXPORT_AGAIN,
             ) from error
 
     def to_json(self) -> str:

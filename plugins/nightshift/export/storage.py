@@ -14,12 +14,12 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from nightshift.errors import (
-    REPEAT_A_STEP,
+    EXPORT_AGAIN,
     AccessDenied,
     CloudUnavailable,
     ConfigurationRefused,
+    GenerationMismatch,
     NightshiftError,
-    TransientError,
     VerificationFailed,
 )
 from nightshift.export.uploader import UNANSWERED, no_credentials
@@ -48,12 +48,6 @@ def storage_client(
         credentials=credentials or AnonymousCredentials(),  # type: ignore[no-untyped-call]
         client_options=ClientOptions(api_endpoint=endpoint) if endpoint else None,
     )
-
-
-class GenerationMismatch(TransientError):
-    """Somebody else wrote the object since it was read; read it again and repeat the change."""
-
-    reason = "generation_mismatch"
 
 
 class Storage:
@@ -160,7 +154,7 @@ class Storage:
                 self._first_object(name)
                 raise VerificationFailed(
                     f"gs://{self.bucket}/{name} does not exist",
-                    next_step=f"export again: {REPEAT_A_STEP}",
+                    next_step=EXPORT_AGAIN,
                 ) from error
 
     def _first_object(self, prefix: str) -> None:

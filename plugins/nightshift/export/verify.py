@@ -7,7 +7,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from nightshift.errors import REPEAT_A_STEP, VerificationFailed
+from nightshift.errors import EXPORT_AGAIN, VerificationFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -100,5 +100,5 @@ def verify(manifest: Manifest, listing: Mapping[str, StoredObject], *, where: st
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise VerificationFailed(
             f"{where} is not what run {manifest.run} exported ({len(problems)} problems):{lines}",
-            next_step=f"export again: {REPEAT_A_STEP}",
+            next_step=EXPORT_AGAIN,
         )

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nightshift.errors import AccessDenied, VerificationFailed
+from nightshift.ledger.vms import VmDocument  # noqa: TC001  pydantic needs it at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -92,7 +93,8 @@ class VmRecord(_Part):
     """The run's TPU VM. Every re-creation has another instance id.
 
     `instance_seconds` is what is known of each by its id, from its creation to the proof that it was gone; an instance
-    that went by itself (preempted) is missing from it. `seconds` is the sum.
+    whose end nobody knows is missing from it. `seconds` is the sum. `incarnations` says of each where it was, how it
+    was obtained, and how it ended. `name`, `zone` and `machine_type` are the last one's.
     """
 
     name: str | None = None
@@ -101,6 +103,7 @@ class VmRecord(_Part):
     instance_ids: tuple[str, ...] = ()
     instance_seconds: dict[str, float] = Field(default_factory=dict)
     seconds: float | None = None
+    incarnations: tuple[VmDocument, ...] = ()
 
 
 class Cost(_Part):
@@ -156,9 +159,9 @@ class RunRecord(_Part):
 
 
 #: Lists whose entries have a name of their own: an entry replaces the one of the same name.
-_KEYED = {"commands": "step", "steps": "name", "metrics": "step"}
+_KEYED = {"commands": "step", "steps": "name", "metrics": "step", "incarnations": "instance_id"}
 #: Lists that collect what happened: an entry is added unless it is there already.
-_COLLECTED = frozenset({"reasons", "errors", "instance_ids"})
+_COLLECTED = frozenset({"errors", "instance_ids"})
 #: Facts of one moment: a new value replaces the old one whole.
 _WHOLE = frozenset({"recipe", "freeze", "accuracy_before", "accuracy_after", "cost"})
 
@@ -167,7 +170,8 @@ def merge(older: RunRecord, newer: RunRecord) -> RunRecord:
     """Return the record of both: what `newer` knows wins, what it does not know stays.
 
     A run writes its record in pieces, and again in every retry. So merging the same piece twice changes
-    nothing; commands, steps and metrics are replaced by name, reasons, errors and instance ids are collected.
+    nothing; commands, steps, metrics and VMs are replaced by name, errors and instance ids are collected. The reasons
+    are those of the state: a run that is green now has none, whatever its errors were.
 
     :raises VerificationFailed: the two records are of different runs.
     """
@@ -181,6 +185,8 @@ def merge(older: RunRecord, newer: RunRecord) -> RunRecord:
     document = _merge_documents(_dump(older), _dump(newer))
     document["schema_version"] = max(older.schema_version, newer.schema_version)
     document["accuracy_before"] = None if baseline is None else _dump(baseline)
+    if newer.state is not None:
+        document["reasons"] = list(newer.reasons)
     if known := document["vm"]["instance_seconds"]:
         document["vm"]["seconds"] = sum(known.values())
     return RunRecord.model_validate(document)

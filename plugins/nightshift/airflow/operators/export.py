@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.links import BucketLink, VmLink, bucket_address
-from nightshift.airflow.operators.remote_step import RemoteStepOperator, Work
+from nightshift.airflow.operators.remote_step import RemoteStepOperator
 from nightshift.export.bucket import verified_export
-from nightshift.export.commands import UPLOADER_ON_VM, upload_command, uploader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from airflow.sdk import Context
 
-    from nightshift.airflow.operators.remote_step import Site
+    from nightshift.airflow.jobs import Site
     from nightshift.remote.client import RemoteHost
 
 
@@ -33,11 +30,6 @@ class ExportOperator(RemoteStepOperator):
         address = bucket_address(bucket.bucket, bucket.run_prefix, self.google.storage_endpoint)
         self.push_link(context, BucketLink(), address)
         return super().execute(context)
-
-    def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
-        """Run the uploader with the MaxText environment's Python."""
-        script = f"exec {upload_command(site.layout, site.night.bucket)}\n"
-        return Work(script=script, files={UPLOADER_ON_VM: uploader()})
 
     async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
         """Verify the copy and return where it is."""

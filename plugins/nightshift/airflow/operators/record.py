@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from nightshift.airflow.deeds import failures, task_states, without_result
 from nightshift.airflow.night import pulled
 from nightshift.airflow.operators.base import ERROR_KEY, TIMING_KEY, NightshiftOperator
-from nightshift.airflow.operators.verdict import failures, task_states, without_result
-from nightshift.airflow.operators.vm import compute_of
+from nightshift.airflow.operators.vm import compute_of, vms_of
 from nightshift.errors import AccessDenied
 from nightshift.ledger import record as ledger
 from nightshift.tpu import lease
-from nightshift.tpu.machine_types import region_of
+from nightshift.tpu.machine_types import machine_type, region_of
 from nightshift.tpu.prices import estimate, price_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from airflow.sdk import Context
 
     from nightshift.airflow.night import Night
+    from nightshift.ledger.vms import VmDocument
 
 
 class RecordOperator(NightshiftOperator):
@@ -35,33 +37,49 @@ class RecordOperator(NightshiftOperator):
     def execute(self, context: Context) -> str:
         """Write the record and return its address."""
         with self.reporting(context):
-            night = self.night(context)
-            storage = self.google.storage(night.bucket.bucket)
-            fresh = self._record(context, night)
-            text = storage.read_text(night.bucket.record)
-            older = ledger.from_json(text) if text else ledger.RunRecord(run_name=night.run)
-            merged = ledger.merge(older, fresh)
-            priced = merged.model_copy(update={"cost": _cost(merged.vm.seconds, night)})
-            document = ledger.to_json(priced, secrets=self._secrets())
-            storage.write_text(night.bucket.record, document, content_type="application/json")
-            self.log.info("Recorded as %s", night.bucket.uri(night.bucket.record))
-            return night.bucket.uri(night.bucket.record)
+            return write_record(self, context, task_states(context, self.task_id))
 
-    def _secrets(self) -> list[str]:
+
+def write_record(operator: NightshiftOperator, context: Context, states: Mapping[str, str | None]) -> str:
+    """Write the run's record as far as it is known and return its address.
+
+    :param states: of the tasks whose deeds it tells.
+    """
+    night = operator.night(context)
+    storage = operator.google.storage(night.bucket.bucket)
+    writer = _Writer(operator, context, night, states)
+    text = storage.read_text(night.bucket.record)
+    older = ledger.from_json(text) if text else ledger.RunRecord(run_name=night.run)
+    merged = ledger.merge(older, writer.record())
+    priced = merged.model_copy(update={"cost": _cost(merged.vm, night)})
+    document = ledger.to_json(priced, secrets=writer.secrets())
+    storage.write_text(night.bucket.record, document, content_type="application/json")
+    operator.log.info("Recorded as %s", night.bucket.uri(night.bucket.record))
+    return night.bucket.uri(night.bucket.record)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    operator: NightshiftOperator
+    context: Context
+    night: Night
+    states: Mapping[str, str | None]
+
+    def secrets(self) -> list[str]:
         try:
-            return [self.hub.token()]
+            return [self.operator.hub.token()]
         except AccessDenied as error:
             # Without a token there is none to find, and a run that failed for it wants its record all the more.
-            self.log.warning("%s", error)
+            self.operator.log.warning("%s", error)
             return []
 
-    def _record(self, context: Context, night: Night) -> ledger.RunRecord:
-        states = task_states(context, self.task_id)
+    def record(self) -> ledger.RunRecord:
+        context, night, states = self.context, self.night, self.states
         results = {task: pulled(context, task) for task in states}
         steps = {task: r for task, r in results.items() if isinstance(r, dict) and "script" in r}
         figures = {task: r["figures"] for task, r in steps.items()}
         marked = without_result(context, states)
-        left = lease.locate(compute_of(self, night), night.run, (night.recipe.tpu.zone,))
+        left = lease.locate(compute_of(self.operator, night), night.run, night.recipe.tpu.zones)
         dag_run = context["dag_run"]
         training = figures.get("train", {})
         errors = {
@@ -92,7 +110,7 @@ class RecordOperator(NightshiftOperator):
             accuracy_after=_accuracy(training.get("after")),
             metrics=tuple(ledger.MetricPoint(**point) for point in training.get("metrics", ())),
             artifacts=_artifacts(results, steps),
-            vm=_vm(results),
+            vm=_vm(vms_of(self.operator, night).all()),
             errors=tuple(ledger.ErrorRecord(step=task, **error) for task, error in errors.items()),
         )
 
@@ -138,24 +156,32 @@ def _artifacts(results: Mapping[str, Any], steps: Mapping[str, Any]) -> ledger.A
     )
 
 
-def _vm(results: Mapping[str, Any]) -> ledger.VmRecord:
-    created = results.get("create_vm") or {}
-    deleted = (results.get("delete_vm") or {}).get("deleted", [])
-    ids = [created["instance_id"]] if created else []
-    ids += [vm["instance_id"] for vm in deleted if vm["instance_id"] not in ids]
+def _vm(documents: Sequence[VmDocument]) -> ledger.VmRecord:
+    last = documents[-1] if documents else None
     return ledger.VmRecord(
-        name=created.get("name"),
-        zone=created.get("zone"),
-        machine_type=created.get("machine_type"),
-        instance_ids=tuple(ids),
-        instance_seconds={vm["instance_id"]: vm["seconds"] for vm in deleted},
+        name=last.name if last else None,
+        zone=last.zone if last else None,
+        machine_type=last.machine_type if last else None,
+        instance_ids=tuple(document.instance_id for document in documents),
+        instance_seconds={d.instance_id: d.seconds for d in documents if d.seconds is not None},
+        incarnations=tuple(documents),
     )
 
 
-def _cost(seconds: float | None, night: Night) -> ledger.Cost:
-    if seconds is None:
-        return ledger.Cost()
+def _cost(vm: ledger.VmRecord, night: Night) -> ledger.Cost:
+    """Return what all VMs of the run cost; no sum of dollars when one of them has no price."""
     tpu = night.recipe.tpu
-    cost = estimate(tpu.machine, region_of(tpu.zone), price_kind(tpu.provisioning), seconds)
-    date = cost.price_date.isoformat() if cost.price_date else None
-    return ledger.Cost(usd=cost.usd, chip_hours=cost.chip_hours, price_date=date)
+    costs = [
+        estimate(machine_type(d.machine_type), region_of(d.zone), price_kind(tpu.provisioning), d.seconds)
+        for d in vm.incarnations
+        if d.seconds is not None
+    ]
+    if not costs:
+        return ledger.Cost()
+    prices = [cost.usd for cost in costs if cost.usd is not None]
+    dates = [cost.price_date.isoformat() for cost in costs if cost.price_date]
+    return ledger.Cost(
+        usd=sum(prices) if len(prices) == len(costs) else None,
+        chip_hours=sum(cost.chip_hours for cost in costs),
+        price_date=min(dates, default=None),
+    )

@@ -1,26 +1,25 @@
-"""A step on the VM: start its job or attach to it, defer while it runs, judge how it ended."""
+"""A step on the VM: run the jobs of its plan, each found by its id, defer while one runs, judge how it ended.
+
+The operator is entered anew after every wait and looks at the world each time: is there a VM, which jobs have
+succeeded on it, which one runs. So a retry, a cleared task, a replaced VM and a rebooted one all take the same path.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from abc import abstractmethod
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+import threading
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from nightshift import names
-from nightshift.airflow import retry
-from nightshift.airflow.links import VmLink, vm_address
+from nightshift.airflow import jobs
 from nightshift.airflow.log_view import LogView
 from nightshift.airflow.night import pulled
-from nightshift.airflow.operators.base import NightshiftOperator
-from nightshift.airflow.operators.vm import compute_of
+from nightshift.airflow.operators.vm import VmOperator, compute_of
 from nightshift.airflow.triggers.remote_job import RemoteJobTrigger
 from nightshift.errors import (
-    REPEAT_A_STEP,
     AccessDenied,
+    BootTimedOut,
     CloudUnavailable,
     HostUnreachable,
     JobLost,
@@ -28,175 +27,148 @@ from nightshift.errors import (
     StepTimedOut,
     VmLost,
 )
-from nightshift.maxtext.commands import vm_layout
+from nightshift.export.checkpoints import newest_complete
+from nightshift.maxtext.commands import expected_steps, vm_layout
 from nightshift.maxtext.outcome import diagnose
 from nightshift.maxtext.progress import duration
 from nightshift.remote.job import JobSpec, JobState
-from nightshift.tpu.lease import is_ours
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping
+    from collections.abc import Mapping, Sequence
 
-    from airflow.sdk import BaseOperatorLink, Context
+    from airflow.sdk import Context
 
-    from nightshift.airflow.night import Night
-    from nightshift.names import VmLayout
+    from nightshift.airflow.jobs import Job, Work
     from nightshift.remote.client import RemoteHost
-    from nightshift.remote.job import CompletionRule, JobStatus, SshTarget
-    from nightshift.tpu.api import Instance
+    from nightshift.remote.job import JobStatus
 
-#: Seconds for which a new job is watched before the task defers: a step that finds its result already there is over
+#: Seconds for which a new job is watched before the task defers: a job that finds its result already there is over
 #: by then, and need not go through the triggerer (see triggers/settling.py).
 QUICK_SECONDS = 8.0
 TAIL_LINES = 400
-#: Seconds for which a VM that Compute Engine calls RUNNING may not answer by SSH before the task fails.
-PATIENCE = 900.0
-RECONNECT_PAUSE = 10.0  # seconds
 LEAST_TIMEOUT = 30.0  # seconds that even a re-attached job past its limit gets, to tell its end
+#: How often a step may lose the SSH connection within one try before the try fails.
+UNREACHABLE_LIMIT = 20
+#: How often a job that was stopped from outside, or lost to a reboot, is started again within one try.
+RESTART_LIMIT = 10
+#: What is left of the time between the supervisor's SIGTERM and its SIGKILL (Airflow 3.3: 5 s).
+KILL_SECONDS = 4.5
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a step runs.
+class _Running(Exception):
+    """No error: a job of the plan goes on, and the task has to wait for it."""
 
-    :param script: bash, as it goes into the record.
-    :param env: variables that anyone may see.
-    :param secret_env: variables that no file, log or process list may show.
-    :param files: contents by path on the VM, put there before the job starts.
-    """
-
-    script: str
-    env: Mapping[str, str] = field(default_factory=dict)
-    secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    completion: CompletionRule | None = None
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    def __init__(self, job: Job, status: JobStatus, offset: int) -> None:
+        super().__init__(job.name)
+        self.job, self.status, self.offset = job, status, offset
 
 
-@dataclass(frozen=True)
-class Site:
-    """Where a step runs: the night, the VM as it is now, the folders on it."""
-
-    night: Night
-    instance: Instance
-    target: SshTarget
-    layout: VmLayout
-
-    def job_id(self, step: str) -> str:
-        """Return the id of the step's job on this VM incarnation."""
-        return names.job_id(self.night.run, step, self.instance.instance_id)
-
-
-class RemoteStepOperator(NightshiftOperator):
+class RemoteStepOperator(VmOperator):
     """Base of the operators that wrap a command on the VM.
 
-    Subclasses say what to run (`work`) and what its end means (`figures`).
+    Subclasses name the step, whose plan is in `jobs.py`, and say what its end means (`figures`).
     Starting twice is starting once: a retry finds the job of the first try by its id and attaches to it.
     """
 
     step: ClassVar[str]
-    #: Key of the step's limit below `timeouts` in the recipe, where it is not the step's name.
-    timeout_key: ClassVar[str | None] = None
-    operator_extra_links: Collection[BaseOperatorLink] = (VmLink(),)
+    _killed: bool = False
+    _last_site: jobs.Site | None = None
 
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("retry_policy", retry.STEP_POLICY)
-        super().__init__(**kwargs)
+    @property
+    def job(self) -> Job:
+        """The step's own job, to which the others of its plan lead."""
+        return jobs.OWN[self.step]
 
-    @abstractmethod
-    def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
-        """Return what to run. `resolved` is what preflight found the revisions to be."""
-
-    def limit(self, night: Night) -> float:
-        """Return how long the step may take, in minutes."""
-        return float(getattr(night.recipe.timeouts, self.timeout_key or self.step))
-
-    def total_steps(self, night: Night) -> int:
-        """Return how many steps the progress counts to; 0 for a step that is no training."""
-        return 0
-
-    async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
+    async def figures(self, site: jobs.Site, host: RemoteHost, log: str) -> dict[str, Any]:
         """Return what the step produced, for the log and the record. Raises when it did not do what it had to."""
         return {}
 
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: RET503  defer() does not return
-        """Start or attach, watch for a moment, and defer while the job runs."""
+    def execute(self, context: Context) -> Any:
+        """Begin: whatever failed before is started again."""
         with self.reporting(context):
-            site = self._site(context)
-            self._push_vm_link(context, site)
-            view = LogView(self.log, self.total_steps(site.night))
-            status = asyncio.run(self._start(site, self.work(site, self._resolved(context)), view))
-            if status.state is not JobState.RUNNING:
-                view.close()
-                return self._conclude(context, site)
-            limit = self.limit(site.night) * 60
-            used = time.time() - (status.started_at or time.time())
-            self.defer(
-                trigger=RemoteJobTrigger(
-                    job_id=site.job_id(self.step),
-                    address=site.target.host,
-                    host_keys=list(site.target.host_keys),
-                    ssh_conn_id=self.ssh.ssh_conn_id,
-                    attempt=status.attempt,
-                    offset=view.resume_at,
-                    total_steps=self.total_steps(site.night),
-                ),
-                method_name="finish",
-                timeout=timedelta(seconds=max(LEAST_TIMEOUT, limit - used)),
-            )
+            return self.go_on(context)
 
-    def finish(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Judge how the job ended, from what the VM says now."""
+    def finish(
+        self, context: Context, event: dict[str, Any], followed: str = "", unreachable: int = 0
+    ) -> Any:
+        """Go on after the job that was followed has ended, or could not be followed any longer.
+
+        :param followed: the job's name.
+        :param unreachable: how often the VM did not answer in this try.
+        """
         with self.reporting(context):
-            site = self._site(context)  # raises VmLost when silence means that the VM is gone
+            if event["ended"]:
+                return self.go_on(context, followed=followed, unreachable=unreachable)
             if event.get("reason") == AccessDenied.reason:
+                instance = self.living_vm(context)
                 raise AccessDenied(
-                    f"{site.instance.name} does not let us in any more, or shows another host key; see the log above",
+                    f"{instance.name} does not let us in any more, or shows another host key; see the log above",
                     next_step="check the key in the SSH connection and who may change the VM's metadata",
-                    billed=f"instance {site.instance.zone}/{site.instance.name} until it is deleted",
+                    billed=f"instance {instance.zone}/{instance.name} until it is deleted",
                 )
-            if not event["ended"]:
-                raise HostUnreachable(
-                    f"{site.instance.name} is RUNNING, but its SSH server does not answer",
-                    next_step="nothing: the next try attaches to the job again",
-                    billed=f"instance {site.instance.zone}/{site.instance.name}",
-                )
-            return self._conclude(context, site)
+            if event.get("reason") == HostUnreachable.reason:
+                # RUNNING for the API and silent for a quarter of an hour: nothing will come of it.
+                self.recover(context, BootTimedOut("the VM is RUNNING, but has not answered by SSH"))
+            return self.go_on(context, followed=followed, unreachable=unreachable)
+
+    def go_on(self, context: Context, *, followed: str = "", unreachable: int = 0, **_state: Any) -> Any:
+        """Take the plan as far as it goes without waiting; defer for the rest."""
+        try:
+            site = self._site(context)
+            return asyncio.run(self._work_through(site, followed))
+        except _Running as running:
+            self._follow(site, running, unreachable)
+        except VmLost as lost:
+            self.recover(context, lost)
+        except HostUnreachable as error:
+            if unreachable >= UNREACHABLE_LIMIT:
+                raise
+            self._wait_until_it_answers(context, error, followed, unreachable + 1)
 
     def overdue(self, context: Context) -> NightshiftError:
-        """Stop the job, whose time is up; one that has ended meanwhile is judged by the next try."""
-        site = self._site(context)
-        if not asyncio.run(self._stop_if_running(site)):
+        """Stop the job whose time is up; one that has ended meanwhile is judged by the next try."""
+        try:
+            site = self._site(context)
+        except VmLost:
             return super().overdue(context)
+        stopped = asyncio.run(self._stop_running(site))
+        if stopped is None:
+            return super().overdue(context)
+        limit = stopped.minutes(site.recipe)
+        where = "" if stopped is self.job else f" (making up for a lost VM in step {self.step})"
         return StepTimedOut(
-            f"step {self.step} of run {site.night.run} took longer than {self.limit(site.night):g} minutes "
-            "and was stopped",
-            next_step=f"raise timeouts.{self.timeout_key or self.step} in the recipe if it needs longer",
+            f"step {stopped.name} of run {site.night.run}{where} took longer than {limit:g} minutes and was stopped",
+            next_step=f"raise timeouts.{stopped.limit} in the recipe if it needs longer",
         )
 
-    def _site(self, context: Context) -> Site:
+    def on_kill(self) -> None:
+        """Stop the jobs, for the task was marked or cleared while it was not deferred.
+
+        Called from a signal handler in the middle of whatever the task does, so another thread does it.
+        """
+        self._killed = True
+        site = self._last_site
+        if site is None:
+            return
+        stopping = threading.Thread(target=lambda: asyncio.run(self._stop_running(site, grace=1.0)))
+        stopping.start()
+        stopping.join(KILL_SECONDS)
+
+    def _site(self, context: Context) -> jobs.Site:
         night = self.night(context)
-        instance = self._running_vm(night)
+        instance = self.living_vm(context)
+        resolved = self._resolved(context)
         keys = compute_of(self, night).host_keys(instance.zone, instance.name)
-        revision = self._resolved(context)["model_revision"]
-        return Site(
+        site = jobs.Site(
             night=night,
             instance=instance,
             target=self.ssh.target(instance.address or "", keys),
-            layout=vm_layout(night.recipe, night.run, revision),
+            layout=vm_layout(night.recipe, night.run, resolved["model_revision"]),
+            resolved=resolved,
+            hub=self.hub,
         )
-
-    def _running_vm(self, night: Night) -> Instance:
-        """Return the run's VM. Raises VmLost unless it is RUNNING and ours."""
-        compute = compute_of(self, night)
-        zone, name = night.recipe.tpu.zone, names.instance_name(night.run)
-        instance = compute.get_instance(zone, name)
-        if instance is None or instance.status != "RUNNING" or not is_ours(instance, night.run):
-            state = "does not exist" if instance is None else f"is {instance.status}"
-            raise VmLost(
-                f"instance {zone}/{name} {state}",
-                next_step=REPEAT_A_STEP,
-            )
-        return instance
+        self._last_site = site
+        return site
 
     def _resolved(self, context: Context) -> dict[str, Any]:
         resolved = pulled(context, "preflight")
@@ -207,91 +179,100 @@ class RemoteStepOperator(NightshiftOperator):
             )
         return dict(resolved)
 
-    def _push_vm_link(self, context: Context, site: Site) -> None:
-        project = site.night.recipe.tpu.project or self.google.project()
-        instance, endpoint = site.instance, self.google.compute_endpoint
-        self.push_link(context, VmLink(), vm_address(project, instance.zone, instance.name, endpoint))
-
-    @asynccontextmanager
-    async def _host(self, site: Site) -> AsyncIterator[RemoteHost]:
-        """Connect, and wait long for a VM that runs but does not answer: hours of training may lie on it."""
-        async with AsyncExitStack() as stack:
-            yield await self._opened(stack, site)
-
-    async def _opened(self, stack: AsyncExitStack, site: Site) -> RemoteHost:
+    async def _work_through(self, site: jobs.Site, followed: str) -> dict[str, Any]:
+        """Run the jobs of the plan that are not done. Raises _Running when one takes longer."""
         from nightshift.remote.client import connect
 
-        deadline = time.monotonic() + PATIENCE
-        told = False
-        while True:
-            try:
-                return await stack.enter_async_context(connect(site.target))
-            except HostUnreachable as error:
-                if time.monotonic() > deadline:
-                    raise
-                if not told:
-                    self.log.warning("%s; waiting up to %s", error.message, duration(PATIENCE))
-                    told = True
-            await asyncio.to_thread(self._running_vm, site.night)
-            await asyncio.sleep(RECONNECT_PAUSE)
+        async with connect(site.target) as host:
+            known = {status.job_id: status for status in await host.jobs()}
+            for job in await self._left_to_do(site, known):
+                status = known.get(site.job_id(job.name))
+                if status is not None and job.name == followed and status.state is not JobState.RUNNING:
+                    await self._judge(site, host, job, status)
+                while not await self._run(site, host, job):
+                    continue
+            return await self._conclude(site, host)
 
-    async def _start(self, site: Site, work: Work, view: LogView) -> JobStatus:
-        """Start the job or attach to it, and show its log; return its final status if it ends within QUICK_SECONDS."""
+    async def _left_to_do(self, site: jobs.Site, known: Mapping[str, JobStatus]) -> Sequence[Job]:
+        done = {job.name for job in jobs.ALL if _is_done(known.get(site.job_id(job.name)))}
+        own = known.get(site.job_id(self.step))
+        if self.step in done:
+            return ()
+        if own is not None and own.state is JobState.RUNNING:
+            return (self.job,)
+        bucket = site.night.bucket
+        saved = await asyncio.to_thread(newest_complete, self.google.storage(bucket.bucket), bucket)
+        return jobs.still_to_do(jobs.plan(self.step, saved, expected_steps(site.recipe)), done)
+
+    async def _run(self, site: jobs.Site, host: RemoteHost, job: Job) -> bool:
+        """Start a job or attach to it, show its log; return whether it has succeeded, or has to be started again.
+
+        Raises what its failure means, and _Running when it is not over within QUICK_SECONDS.
+        """
         from nightshift.remote.protocol import LogChunk
 
-        spec = JobSpec(
-            job_id=site.job_id(self.step),
-            script=work.script,
-            env=work.env,
-            secret_env=work.secret_env,
-            completion=work.completion,
-        )
-        async with self._host(site) as host:
-            for path, content in work.files.items():
-                await host.put(path, content)
-            status = await host.start(spec)
-            verb = "Attached to" if status.already_known else "Started"
-            self.log.info(
-                "%s job %s on %s (%s), attempt %d",
-                verb,
-                spec.job_id,
-                site.instance.name,
-                site.target.host,
-                status.attempt,
+        if self._killed:
+            raise JobLost(
+                f"task {self.task_id} is being ended from outside", next_step="nothing: somebody wanted it"
             )
-            with suppress(TimeoutError):
-                async with asyncio.timeout(QUICK_SECONDS):
-                    async for part in host.follow(spec.job_id, attempt=status.attempt):
-                        if isinstance(part, LogChunk):
-                            view.feed(part)
-                        else:
-                            return part
-            return status
+        work = job.work(site)
+        for path, content in work.files.items():
+            await host.put(path, content)
+        status = await host.start(_spec(site, job, work))
+        self.log.info(
+            "%s job %s on %s (%s), attempt %d",
+            "Attached to" if status.already_known else "Started",
+            status.job_id,
+            site.instance.name,
+            site.target.host,
+            status.attempt,
+        )
+        view = LogView(self.log, job.total_steps(site.recipe))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUICK_SECONDS):
+                async for part in host.follow(status.job_id, attempt=status.attempt):
+                    if isinstance(part, LogChunk):
+                        view.feed(part)
+                    else:
+                        status = part
+        if status.state is JobState.RUNNING:
+            raise _Running(job, status, view.resume_at)
+        view.close()
+        return await self._judge(site, host, job, status)
 
-    async def _stop_if_running(self, site: Site) -> bool:
-        async with self._host(site) as host:
-            status = await host.status(site.job_id(self.step))
-            if status.state is JobState.RUNNING:
-                await host.stop(status.job_id)
-                return True
+    async def _judge(self, site: jobs.Site, host: RemoteHost, job: Job, status: JobStatus) -> bool:
+        """Return whether an ended job has succeeded; False when it was only interrupted. Raises what else it means."""
+        if status.succeeded and job is self.job:
+            return True  # _conclude keeps the log
+        log = await _whole_log(host, status.job_id)
+        await self._keep_log(site, job, status, log)
+        if status.succeeded:
+            return True
+        interrupted = status.stopped or status.rebooted
+        if interrupted and status.attempt <= RESTART_LIMIT:
+            self.log.warning(">> job %s was interrupted (%s); it is started again", job.name, status.ended_by)
             return False
+        tail = log.decode(errors="replace").splitlines()[-TAIL_LINES:]
+        if status.state is not JobState.EXITED or interrupted:
+            shown = "".join(f"\n  {line[:500]}" for line in tail[-15:])
+            raise JobLost(
+                f"the job of step {job.name} left no exit code ({status.ended_by or status.state.value}); "
+                f"its last lines:{shown or ' (none)'}",
+                next_step="nothing: the next try starts it again, from what is there already",
+            )
+        raise diagnose(job.name, tail, status.exit_code)
 
-    def _conclude(self, context: Context, site: Site) -> dict[str, Any]:
-        return asyncio.run(self._conclude_on(context, site))
-
-    async def _conclude_on(self, context: Context, site: Site) -> dict[str, Any]:
-        async with self._host(site) as host:
-            status = await host.status(site.job_id(self.step))
-            log = await _whole_log(host, status.job_id)
-            kept = self._keep_log(site, status, log)
-            text = log.decode(errors="replace")
-            self._raise_if_failed(status, text)
-            figures = await self.figures(site, host, text)
+    async def _conclude(self, site: jobs.Site, host: RemoteHost) -> dict[str, Any]:
+        status = await host.status(site.job_id(self.step))
+        log = await _whole_log(host, status.job_id)
+        kept = await self._keep_log(site, self.job, status, log)
+        figures = await self.figures(site, host, log.decode(errors="replace"))
         self.log.info(">> %s done in %s", self.step, duration(status.seconds or 0.0))
-        work = self.work(site, self._resolved(context))
+        if status.ended_by:
+            self.log.warning("Counted as success although it did not exit: %s", status.ended_by)
         return {
             "step": self.step,
-            "script": work.script,
+            "script": self.job.work(site).script,
             "seconds": status.seconds,
             "attempts": status.attempt,
             "ended_by": status.ended_by,
@@ -299,32 +280,73 @@ class RemoteStepOperator(NightshiftOperator):
             "figures": figures,
         }
 
-    def _keep_log(self, site: Site, status: JobStatus, log: bytes) -> str | None:
-        name = site.night.bucket.log(self.step, site.instance.instance_id, status.attempt)
+    async def _keep_log(self, site: jobs.Site, job: Job, status: JobStatus, log: bytes) -> str | None:
+        name = site.night.bucket.log(job.name, site.instance.instance_id, status.attempt)
+        storage = self.google.storage(site.night.bucket.bucket)
         try:
-            self.google.storage(site.night.bucket.bucket).write_bytes(name, log, content_type="text/plain")
+            await asyncio.to_thread(storage.write_bytes, name, log, content_type="text/plain")
         except NightshiftError as error:
             # The step's own end matters more than its log: a training is not lost for this.
             self.log.warning("The log could not be kept in the bucket: %s", error)
             return None
         return site.night.bucket.uri(name)
 
-    def _raise_if_failed(self, status: JobStatus, text: str) -> None:
-        if status.succeeded:
-            if status.ended_by:
-                self.log.warning("Counted as success although it did not exit: %s", status.ended_by)
-            return
-        if status.state is JobState.RUNNING:
-            raise HostUnreachable(
-                f"the job of step {self.step} was said to have ended, but it runs",
-                next_step="nothing: the next try attaches to it again",
-            )
-        if status.state is not JobState.EXITED:
-            raise JobLost(
-                f"the job of step {self.step} left no exit code ({status.ended_by or status.state.value})",
-                next_step="nothing: the next try starts it again, from what is there already",
-            )
-        raise diagnose(self.step, text.splitlines()[-TAIL_LINES:], status.exit_code)
+    async def _stop_running(self, site: jobs.Site, grace: float = 20.0) -> Job | None:
+        """Stop the job of the plan that runs, and return it."""
+        from nightshift.remote.client import connect
+
+        stopped = None
+        async with connect(site.target) as host:
+            running = {s.job_id for s in await host.jobs() if s.state is JobState.RUNNING}
+            for job in jobs.ALL:
+                if site.job_id(job.name) in running:
+                    await host.stop(site.job_id(job.name), grace=grace)
+                    stopped = job
+        return stopped
+
+    def _follow(self, site: jobs.Site, running: _Running, unreachable: int) -> NoReturn:
+        job, status = running.job, running.status
+        left = job.minutes(site.recipe) * 60 - (status.running_seconds or 0.0)
+        self.defer(
+            trigger=RemoteJobTrigger(
+                job_id=status.job_id,
+                address=site.target.host,
+                host_keys=list(site.target.host_keys),
+                ssh_conn_id=self.ssh.ssh_conn_id,
+                project=compute_of(self, site.night).project,
+                zone=site.instance.zone,
+                instance=site.instance.name,
+                instance_id=site.instance.instance_id,
+                attempt=status.attempt,
+                offset=running.offset,
+                total_steps=job.total_steps(site.recipe),
+            ),
+            method_name="finish",
+            kwargs={"followed": job.name, "unreachable": unreachable},
+            timeout=timedelta(seconds=max(LEAST_TIMEOUT, left)),
+        )
+
+    def _wait_until_it_answers(
+        self, context: Context, error: HostUnreachable, followed: str, unreachable: int
+    ) -> NoReturn:
+        """Wait in the triggerer for a VM that does not answer: hours of training may lie on it."""
+        self.log.warning("%s; waiting for it (%d of %d)", error.message, unreachable, UNREACHABLE_LIMIT)
+        self.await_vm(context, state={"followed": followed, "unreachable": unreachable})
+
+
+def _is_done(status: JobStatus | None) -> bool:
+    """Whether the job has succeeded and its result is there: a reboot empties /dev/shm."""
+    return status is not None and status.succeeded and status.this_boot
+
+
+def _spec(site: jobs.Site, job: Job, work: Work) -> JobSpec:
+    return JobSpec(
+        job_id=site.job_id(job.name),
+        script=work.script,
+        env=work.env,
+        secret_env=work.secret_env,
+        completion=work.completion,
+    )
 
 
 async def _whole_log(host: RemoteHost, job_id: str) -> bytes:

@@ -6,17 +6,16 @@ import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from nightshift.airflow.operators.remote_step import RemoteStepOperator, Work
+from nightshift.airflow.operators.remote_step import RemoteStepOperator
 from nightshift.maxtext import logs, progress
-from nightshift.maxtext.commands import expected_steps, training_environment
-from nightshift.maxtext.outcome import completion_rule, training_outcome
-from nightshift.maxtext.scripts import list_steps_script, train_log, train_script
+from nightshift.maxtext.commands import expected_steps
+from nightshift.maxtext.outcome import training_outcome
+from nightshift.maxtext.scripts import list_steps_script, train_log
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from nightshift.airflow.night import Night
-    from nightshift.airflow.operators.remote_step import Site
+    from nightshift.airflow.jobs import Site
     from nightshift.maxtext.outcome import TrainingResult
     from nightshift.remote.client import RemoteHost
 
@@ -30,20 +29,6 @@ class TrainOperator(RemoteStepOperator):
     """
 
     step = "train"
-
-    def work(self, site: Site, resolved: Mapping[str, Any]) -> Work:
-        """Train on the dataset's resolved commit."""
-        recipe = site.night.recipe
-        return Work(
-            script=train_script(recipe, site.layout, resolved["dataset_revision"]),
-            env={**training_environment(recipe, site.layout), **self.hub.vm_environment()},
-            secret_env={"HF_TOKEN": self.hub.token()},
-            completion=completion_rule(recipe, site.layout),
-        )
-
-    def total_steps(self, night: Night) -> int:
-        """Return how many steps the progress counts to."""
-        return expected_steps(night.recipe)
 
     async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
         """Judge the training by all that it has to leave, and return what it measured."""

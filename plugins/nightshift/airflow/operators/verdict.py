@@ -4,69 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nightshift.airflow.deeds import ON_THE_VM, failures, task_states, without_result
 from nightshift.airflow.night import pulled
 from nightshift.airflow.operators.base import ERROR_KEY, NightshiftOperator
+from nightshift.airflow.operators.record import write_record
 from nightshift.airflow.operators.vm import release_all
-from nightshift.errors import REPEAT_A_STEP, RunFailed
+from nightshift.errors import NightshiftError, RunFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow.sdk import Context
 
-#: Which tasks may be skipped without the run being red: the recipe or the trigger form turned publishing off.
-MAY_BE_SKIPPED = frozenset({"publish"})
-#: The tasks that work on the VM.
-ON_THE_VM = frozenset({
-    "create_vm",
-    "install_maxtext",
-    "convert_to_maxtext",
-    "train",
-    "convert_to_huggingface",
-    "export",
-})  # fmt: skip
-#: The tasks whose result says what was done; a task that was marked a success has none.
-LEAVE_A_RESULT = ON_THE_VM | {"preflight", "publish", "delete_vm"}
-
-
-def failures(states: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the tasks that did not do what they had to, with their states."""
-    return {
-        task: state or "never run"
-        for task, state in states.items()
-        if state != "success" and not (state == "skipped" and task in MAY_BE_SKIPPED)
-    }
-
-
-def task_states(context: Context, own_task: str) -> dict[str, str | None]:
-    """Return the state of every other task of the run that comes before this one, in the DAG's order."""
-    ti, dag = context["ti"], context["dag"]
-    upstream = dag.get_task(own_task).get_flat_relative_ids(upstream=True)
-    order = [task.task_id for task in dag.topological_sort() if task.task_id in upstream]
-    answer = ti.get_task_states(dag_id=ti.dag_id, task_ids=order, run_ids=[ti.run_id]).get(ti.run_id, {})
-    return {task: answer.get(task) for task in order}
-
-
-def without_result(context: Context, states: Mapping[str, str | None]) -> list[str]:
-    """Return the tasks that are called a success and have not left what a success leaves."""
-    return [
-        task
-        for task, state in states.items()
-        if task in LEAVE_A_RESULT and state == "success" and not pulled(context, task)
-    ]
-
 
 def advice(states: Mapping[str, str | None]) -> str:
     """Return what to do about a run that is not green."""
     failed = [task for task, state in failures(states).items() if state == "failed"]
-    if any(task in ON_THE_VM for task in failures(states)):
-        # The teardown has run, so clearing the failed task alone would meet no VM.
-        again = REPEAT_A_STEP
-    elif failed:
-        again = f"clear {failed[0]} with all that follows it"
-    else:
-        again = "clear what was marked by hand with all that follows it"
-    return f"read the log of {failed[0]}; mend it, then {again}" if failed else again
+    if not failed:
+        return "clear what was marked by hand with all that follows it"
+    goes_on = "; it makes a new VM and goes on from what is in the bucket" if failed[0] in ON_THE_VM else ""
+    return f"read the log of {failed[0]}; mend it, then clear {failed[0]} with all that follows it{goes_on}"
 
 
 class VerdictOperator(NightshiftOperator):
@@ -76,6 +33,9 @@ class VerdictOperator(NightshiftOperator):
     state success whatever happened before (Airflow 3.3). It does not take a task's state for the deed: a person can
     mark any task a success. So it asks Compute Engine for the run's VMs, deletes those that it finds, and wants the
     results of the tasks that have one.
+
+    It also closes the run: where only what failed was cleared, delete_vm and record are not run again, and a step has
+    made a VM of its own since. Deleting that one is this task's work and no fault.
     """
 
     runs_in_any_case = True
@@ -89,7 +49,8 @@ class VerdictOperator(NightshiftOperator):
                 f"{task}: success, but it left no result; was it marked by hand?"
                 for task in without_result(context, states)
             ]
-            findings += self._vms_left(context)
+            findings += self._vms_left(context, states)
+            findings += self._unrecorded(context, states)
             if not findings:
                 verdict = (
                     f"{len(states)} tasks did what they had to: trained, verified, exported and torn down"
@@ -106,9 +67,20 @@ class VerdictOperator(NightshiftOperator):
         error = pulled(context, task, ERROR_KEY) if state == "failed" else None
         return f"{task}: {state}" + (f" [{error['reason']}]" if error else "")
 
-    def _vms_left(self, context: Context) -> list[str]:
-        night = self.night(context)
-        report = release_all(self, night)
-        return [
-            f"delete_vm: VM {vm.zone}/{vm.name} was still there; it is deleted now" for vm in report.deleted
-        ]
+    def _vms_left(self, context: Context, states: Mapping[str, str | None]) -> list[str]:
+        """Delete what is left; a VM is a fault of the run only when delete_vm has not done its work at all."""
+        left = [f"{vm.zone}/{vm.name}" for vm in release_all(self, self.night(context)).deleted]
+        if left and states.get("delete_vm") == "success" and pulled(context, "delete_vm"):
+            self.log.info("VM %s was made after delete_vm had run; it is deleted now", ", ".join(left))
+            return []
+        return [f"delete_vm: VM {vm} was still there; it is deleted now" for vm in left]
+
+    def _unrecorded(self, context: Context, states: Mapping[str, str | None]) -> list[str]:
+        """Write the record once more, for a run of which only a part was repeated; tell when that fails."""
+        try:
+            write_record(self, context, {task: state for task, state in states.items() if task != "record"})
+        except NightshiftError as error:
+            return (
+                [f"record: it could not be written [{error.reason}]"] if states["record"] == "success" else []
+            )
+        return []

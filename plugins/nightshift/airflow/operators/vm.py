@@ -1,26 +1,37 @@
-"""The lease as tasks: reserve a name, create the VM, delete it and prove that it is gone."""
+"""The lease as tasks: reserve a name, create the VM, make up for a lost one, delete it and prove that it is gone."""
 
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nightshift import errors, names
 from nightshift.airflow.links import VmLink, vm_address
 from nightshift.airflow.operators.base import NightshiftOperator
-from nightshift.airflow.triggers.vm_ready import VmReadyTrigger, waiting_as_dict
+from nightshift.airflow.triggers.vm_ready import VmReadyTrigger
+from nightshift.ledger.vms import RunVms
 from nightshift.tpu import lease
 from nightshift.tpu.bodies import InstanceSpec, instance_body
+from nightshift.tpu.loss import explain_loss
+from nightshift.tpu.provisioning import sent_run_duration
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from collections.abc import Collection, Mapping
+
+    from airflow.sdk import BaseOperatorLink, Context
 
     from nightshift.airflow.night import Night
+    from nightshift.tpu.api import Instance
     from nightshift.tpu.compute import GoogleCompute
 
 DELETE_RETRIES = 8
+TRIGGERER_SPARE = timedelta(
+    minutes=10
+)  # beyond the trigger's own deadlines: for a triggerer that is not there
+EXPIRY_SPARE = timedelta(hours=1)  # between the VM's own end and the time from which the janitor deletes it
 
 
 def compute_of(operator: NightshiftOperator, night: Night) -> GoogleCompute:
@@ -28,18 +39,33 @@ def compute_of(operator: NightshiftOperator, night: Night) -> GoogleCompute:
     return operator.google.compute(night.recipe.tpu.project)
 
 
+def vms_of(operator: NightshiftOperator, night: Night) -> RunVms:
+    """Return the documents of the run's VMs."""
+    return RunVms(operator.google.storage(night.bucket.bucket), night.bucket)
+
+
 def release_all(operator: NightshiftOperator, night: Night) -> lease.ReleaseReport:
-    """Delete every VM of the run, prove that they are gone, and say what was found."""
-    return lease.release(
+    """Delete every VM of the run, prove that they are gone, write down how they ended, and say what was found.
+
+    What is written down must not keep a VM alive, so it comes last; a bucket that does not answer is only told.
+    """
+    began = datetime.now(UTC)
+    report = lease.release(
         compute_of(operator, night),
         night.run,
-        zones=(night.recipe.tpu.zone,),
+        zones=night.recipe.tpu.zones,
         timeout=night.recipe.timeouts.delete * 60,
         sleep=time.sleep,
         clock=time.monotonic,
         now=lambda: datetime.now(UTC),
         on_change=lambda line: operator.log.info("%s", line),
     )
+    released = {vm.instance_id: vm.seconds for vm in report.deleted}
+    try:
+        vms_of(operator, night).settle(released, began)
+    except errors.NightshiftError as error:
+        operator.log.warning("How the run's VMs ended could not be written down: %s", error)
+    return report
 
 
 class ReserveVmOperator(NightshiftOperator):
@@ -51,109 +77,202 @@ class ReserveVmOperator(NightshiftOperator):
 
     runs_in_any_case = True
 
-    def execute(self, context: Context) -> dict[str, str]:
+    def execute(self, context: Context) -> dict[str, Any]:
         """Return the names."""
         with self.reporting(context):
             night = self.night(context)
             tpu = night.recipe.tpu
-            self.log.info("Run %s: VM %s (%s) in %s", night.run, night.run, tpu.machine_type, tpu.zone)
-            return {"run_name": night.run, "instance": names.instance_name(night.run), "zone": tpu.zone}
+            zones = list(tpu.zones)
+            self.log.info(
+                "Run %s: VM %s (%s) in %s", night.run, night.run, tpu.machine_type, " or ".join(zones)
+            )
+            return {"run_name": night.run, "instance": names.instance_name(night.run), "zones": zones}
 
 
-class CreateVmOperator(NightshiftOperator):
+class VmOperator(NightshiftOperator):
+    """Base of the operators that need the run's VM. Where there is none, they have one made.
+
+    Waiting for it happens in the triggerer and costs no retry. How many VMs a run may lose is the recipe's
+    `tpu.max_recoveries`.
+    """
+
+    operator_extra_links: Collection[BaseOperatorLink] = (VmLink(),)
+
+    def vm_is_ready(self, context: Context, event: Mapping[str, Any], **state: Any) -> Any:
+        """Go on once the trigger has brought a VM, or make another where this one never answered.
+
+        :param state: what `go_on` was called with before the wait.
+        """
+        with self.reporting(context):
+            if not event["ready"]:
+                error_class = getattr(errors, event["error"], errors.CloudUnavailable)
+                error = error_class(event["message"], next_step=event["next_step"], billed=event["billed"])
+                if not isinstance(error, errors.VmLost):
+                    raise error
+                self.recover(context, error)
+            return self.go_on(context, **state)
+
+    @abstractmethod
+    def go_on(self, context: Context, **state: Any) -> Any:
+        """Do the task's work from where it stands; called again after every wait."""
+
+    def living_vm(self, context: Context) -> Instance:
+        """Return the run's VM, and write down that the run has it. Raises VmLost when there is none."""
+        night = self.night(context)
+        compute = compute_of(self, night)
+        instance = lease.find_alive(compute, night.run)
+        if instance is None:
+            raise errors.VmLost(
+                f"run {night.run} has no VM that is RUNNING", next_step="nothing: another one is made"
+            )
+        address = vm_address(compute.project, instance.zone, instance.name, self.google.compute_endpoint)
+        self.push_link(context, VmLink(), address)
+        try:
+            model = night.recipe.tpu.provisioning.model
+            vms_of(self, night).note(instance, provisioning=model, got_by=self.task_id)
+        except errors.NightshiftError as error:
+            # Counting VMs matters less than using the one that is paid for.
+            self.log.warning("That the run has this VM could not be written down: %s", error)
+        return instance
+
+    def recover(self, context: Context, lost: errors.VmLost) -> NoReturn:
+        """Defer until the run has another VM.
+
+        A VM that is RUNNING and of no use (it does not answer) is deleted first. Raises RecoveriesExhausted when the
+        run has lost too many.
+        """
+        night = self.night(context)
+        compute, vms = compute_of(self, night), vms_of(self, night)
+        alive = lease.find_alive(compute, night.run)
+        useless = alive if alive is not None and isinstance(lost, errors.BootTimedOut) else None
+        for document in vms.all():
+            if document.end_reason is not None:
+                continue
+            if useless is not None and document.instance_id == useless.instance_id:
+                vms.end(document, lost.reason, lost.message, datetime.now(UTC))
+                continue
+            loss = explain_loss(compute, night.run, document.zone, document.name, document.instance_id)
+            if loss is not None:
+                self.log.warning("%s", loss.error.message)
+                vms.end(document, loss.error.reason, loss.error.message, loss.ended or datetime.now(UTC))
+        losses = [document for document in vms.all() if document.counts_as_lost]
+        allowed = night.recipe.tpu.max_recoveries
+        if len(losses) > allowed:
+            told = "; ".join(f"{d.zone} {d.created:%H:%M}: {d.end_reason}" for d in losses)
+            raise errors.RecoveriesExhausted(
+                f"run {night.run} has lost {len(losses)} VMs ({told}); the recipe allows {allowed}",
+                next_step="take capacity that is not taken back (a reservation, FLEX_START), other zones, or raise "
+                f"tpu.max_recoveries; then {errors.REPEAT_A_STEP}. It goes on from the last checkpoint in the bucket",
+            )
+        if losses:
+            self.log.warning(
+                ">> the VM was lost (%s); making another one, %d of %d",
+                losses[-1].end_reason,
+                len(losses),
+                allowed,
+            )
+        self.await_vm(context, discard=useless.instance_id if useless else None)
+
+    def await_vm(
+        self, context: Context, discard: str | None = None, state: Mapping[str, Any] | None = None
+    ) -> NoReturn:
+        """Defer until the run's VM is there and lets us in.
+
+        :param discard: id of an instance that has to be deleted first.
+        :param state: what to call `go_on` with then.
+        """
+        night = self.night(context)
+        compute = compute_of(self, night)
+        limits = night.recipe.timeouts
+        requests = self._requests(context, night, compute.project)
+        self.log.info(
+            "Asking for %s (%s) in %s",
+            requests[0].name,
+            requests[0].machine_type,
+            ", then ".join(night.recipe.tpu.zones),
+        )
+        self.defer(
+            trigger=VmReadyTrigger(
+                project=compute.project,
+                requests=[asdict(request) for request in requests],
+                discard=discard,
+                queue_seconds=limits.queue * 60,
+                boot_seconds=limits.boot * 60,
+            ),
+            method_name="vm_is_ready",
+            kwargs=dict(state or {}),
+            timeout=timedelta(minutes=limits.queue + limits.boot) + TRIGGERER_SPARE,
+        )
+
+    def _requests(self, context: Context, night: Night, project: str) -> list[lease.LeaseRequest]:
+        tpu, limits = night.recipe.tpu, night.recipe.timeouts
+        life = timedelta(seconds=sent_run_duration(tpu.provisioning) or limits.on_vm_seconds)
+        expires = datetime.now(UTC) + timedelta(minutes=limits.queue + limits.boot) + life + EXPIRY_SPARE
+        labels = names.labels(
+            night.recipe.name, night.run, installation=self.google.installation, expires=expires
+        )
+        return [
+            lease.LeaseRequest(
+                run=night.run,
+                recipe=night.recipe.name,
+                zone=zone,
+                body=instance_body(
+                    InstanceSpec(
+                        name=names.instance_name(night.run),
+                        project=project,
+                        zone=zone,
+                        machine_type=tpu.machine_type,
+                        provisioning=tpu.provisioning,
+                        labels=labels,
+                        dag_id=night.dag_id,
+                        run_id=night.run_id,
+                        ssh_user=self.ssh.username(),
+                        ssh_public_key=self.ssh.public_key(),
+                        image_project=tpu.image_project,
+                        image_family=tpu.image_family,
+                        boot_disk_gb=tpu.boot_disk_gb,
+                        network=tpu.network,
+                        subnetwork=tpu.subnetwork,
+                        external_ip=tpu.external_ip,
+                        service_account=tpu.service_account,
+                    )
+                ),
+                attempt=f"{self.task_id}-{context['ti'].try_number}-{int(expires.timestamp())}",
+            )
+            for zone in tpu.zones
+        ]
+
+
+class CreateVmOperator(VmOperator):
     """Makes the run's TPU VM, or finds that it is there already, and waits until it answers by SSH.
 
     A VM counts only when it is RUNNING and carries the run's labels.
     """
 
-    operator_extra_links = (VmLink(),)
-
-    def execute(self, context: Context) -> dict[str, Any]:  # noqa: RET503  defer() does not return
-        """Ask for the VM; defer while it is not ready."""
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Find the VM, or ask for it and defer."""
         with self.reporting(context):
-            night = self.night(context)
-            compute = compute_of(self, night)
-            request = self._request(night, compute.project, context["ti"].try_number)
-            self.push_link(
-                context,
-                VmLink(),
-                vm_address(compute.project, request.zone, request.name, self.google.compute_endpoint),
-            )
-            state = lease.ensure(compute, request)
-            if isinstance(state, lease.Ready):
-                self.log.info("%s is RUNNING already", request.name)
-                return self._describe(night, state.instance)
-            self.log.info(
-                "Asked for %s (%s) in %s: %s", request.name, request.machine_type, request.zone, state.phase
-            )
-            limits = night.recipe.timeouts
-            self.defer(
-                trigger=VmReadyTrigger(
-                    project=compute.project,
-                    request=asdict(request),
-                    after=waiting_as_dict(state),
-                    queue_seconds=limits.queue * 60,
-                    boot_seconds=limits.boot * 60,
-                ),
-                method_name="finish",
-                # The trigger has deadlines of its own; this one is for a triggerer that is not there.
-                timeout=timedelta(minutes=limits.queue + limits.boot + 10),
-            )
+            compute = compute_of(self, self.night(context))
+            if lease.find_alive(compute, self.night(context).run) is None:
+                self.recover(context, errors.VmLost("there is no VM yet"))
+            # It is there; whether it lets us in, the trigger finds out.
+            self.await_vm(context)
 
-    def finish(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Return what is known of the VM, or raise what the wait ended with."""
-        with self.reporting(context):
-            if not event["ready"]:
-                error_class = getattr(errors, event["error"], errors.CloudUnavailable)
-                raise error_class(event["message"], next_step=event["next_step"], billed=event["billed"])
-            night = self.night(context)
-            instance = compute_of(self, night).get_instance(
-                night.recipe.tpu.zone, names.instance_name(night.run)
-            )
-            if instance is None:
-                raise errors.VmLost(
-                    f"instance {night.run} was ready and is gone",
-                    next_step="nothing: the task is tried again",
-                )
-            return self._describe(night, instance)
-
-    def _describe(self, night: Night, instance: Any) -> dict[str, Any]:
+    def go_on(self, context: Context, **state: Any) -> dict[str, Any]:
+        """Return what is known of the VM."""
+        try:
+            instance = self.living_vm(context)
+        except errors.VmLost as lost:
+            self.recover(context, lost)
         return {
             "name": instance.name,
             "zone": instance.zone,
-            "project": night.recipe.tpu.project or self.google.project(),
+            "project": compute_of(self, self.night(context)).project,
             "machine_type": instance.machine_type,
             "instance_id": instance.instance_id,
             "address": instance.address,
             "created": instance.created.isoformat(),
         }
-
-    def _request(self, night: Night, project: str, try_number: int) -> lease.LeaseRequest:
-        tpu = night.recipe.tpu
-        spec = InstanceSpec(
-            name=names.instance_name(night.run),
-            project=project,
-            zone=tpu.zone,
-            machine_type=tpu.machine_type,
-            provisioning=tpu.provisioning,
-            labels=names.labels(night.recipe.name, night.run),
-            ssh_user=self.ssh.username(),
-            ssh_public_key=self.ssh.public_key(),
-            image_project=tpu.image_project,
-            image_family=tpu.image_family,
-            boot_disk_gb=tpu.boot_disk_gb,
-            network=tpu.network,
-            subnetwork=tpu.subnetwork,
-            external_ip=tpu.external_ip,
-            service_account=tpu.service_account,
-        )
-        return lease.LeaseRequest(
-            run=night.run,
-            recipe=night.recipe.name,
-            zone=tpu.zone,
-            body=instance_body(spec),
-            attempt=str(try_number),
-        )
 
 
 class DeleteVmOperator(NightshiftOperator):
