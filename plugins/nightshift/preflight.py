@@ -44,6 +44,7 @@ class Finding:
     :param next_step: what to do about it; empty when all is well.
     :param error: class of the error that the check met, when it met one.
     :param transient: the check could not be made now, which says nothing about the thing.
+    :param warning: the run can start, but somebody should know of `detail`.
     """
 
     check: str
@@ -52,6 +53,14 @@ class Finding:
     next_step: str = ""
     error: str = ""
     transient: bool = False
+    warning: bool = False
+
+    @property
+    def state(self) -> str:
+        """What the report's table calls it: ok, WARNING, UNKNOWN or PROBLEM."""
+        if self.ok:
+            return "WARNING" if self.warning else "ok"
+        return "UNKNOWN" if self.transient else "PROBLEM"
 
 
 @dataclass(frozen=True)
@@ -76,19 +85,23 @@ class Report:
         """The findings that are not well."""
         return tuple(finding for finding in self.findings if not finding.ok)
 
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """The findings with which the run can start, but of which somebody should know."""
+        return tuple(finding for finding in self.findings if finding.ok and finding.warning)
+
     def render(self) -> str:
         """Return the findings as an aligned table for a log: state, check, detail; the next step below it."""
         width = max((len(finding.check) for finding in self.findings), default=0)
         lines = []
         for finding in self.findings:
-            state = "ok" if finding.ok else "UNKNOWN" if finding.transient else "PROBLEM"
             texts = _wrapped(finding.detail)
-            if finding.next_step and not finding.ok:
+            if finding.next_step and (finding.warning or not finding.ok):
                 texts += [
                     f"{'-> ' if first else '   '}{line}" for first, line in _numbered(finding.next_step)
                 ]
             for number, text in enumerate(texts):
-                head = f"{state:<7}  {finding.check:<{width}}" if number == 0 else " " * (width + 9)
+                head = f"{finding.state:<7}  {finding.check:<{width}}" if number == 0 else " " * (width + 9)
                 lines.append(f"{head}  {text}".rstrip())
         return "\n".join(lines)
 
@@ -169,12 +182,20 @@ class Request:
     also_read: tuple[str, ...] = ()
 
 
-class _Problem(Exception):
-    """A check's own verdict: something is not as the run needs it."""
+class _Verdict(Exception):
+    """What a check says that is not simply well."""
 
     def __init__(self, detail: str, next_step: str) -> None:
         super().__init__(detail)
         self.detail, self.next_step = detail, next_step
+
+
+class _Problem(_Verdict):
+    """Something is not as the run needs it."""
+
+
+class _Warning(_Verdict):
+    """The run can do without it."""
 
 
 def preflight(request: Request, clients: Clients, *, policy: RetryPolicy = access.READ) -> Report:
@@ -194,6 +215,8 @@ def _find(check: str, function: Callable[[], str]) -> Finding:
         return Finding(check, ok=True, detail=function())
     except _Problem as problem:
         return Finding(check, ok=False, detail=problem.detail, next_step=problem.next_step)
+    except _Warning as warning:
+        return Finding(check, ok=True, detail=warning.detail, next_step=warning.next_step, warning=True)
     except NightshiftError as error:
         return Finding(
             check,
@@ -221,6 +244,7 @@ class _Preflight:
     policy: RetryPolicy
     findings: list[Finding] = field(default_factory=list)
     identity: access.Identity | None = None
+    zone_states: dict[str, str | None] = field(default_factory=dict)
     model_revision: str | None = None
     dataset_revision: str | None = None
     train_rows: int | None = None
@@ -319,20 +343,28 @@ class _Preflight:
         return f"{who.name} may write to {repo}, which is {is_now}"
 
     def _no_zone(self) -> str:
-        raise _Problem("the recipe names no zone", "name at least one zone in the recipe")
+        raise _Problem("the recipe names no zone", "name at least one in tpu.zones")
+
+    def _zone_state(self, zone: str) -> str | None:
+        if zone not in self.zone_states:
+            self.zone_states[zone] = self.clients.compute().zone_status(zone)
+        return self.zone_states[zone]
 
     def _zone(self, zone: str) -> str:
-        status = self.clients.compute().zone_status(zone)
-        if status is None:
-            raise _Problem(f"there is no zone {zone}", "list them: gcloud compute zones list")
-        if status == "UP":
+        state = self._zone_state(zone)
+        if state is None:
+            raise _Problem(
+                f"there is no zone {zone}",
+                "correct tpu.zones in the recipe; list what there is: gcloud compute zones list",
+            )
+        if state == "UP":
             return "UP"
-        others = [other for other in self.request.zones if other != zone]
-        if any(self.clients.compute().zone_status(other) == "UP" for other in others):
-            return f"{status}; the other zones are tried"
-        raise CapacityUnavailable(
-            f"zone {zone} is {status} and no other zone of the recipe is UP",
-            next_step="add a zone to the recipe",
+        others = [other for other in self.request.zones if other != zone and self._zone_state(other) == "UP"]
+        if others:
+            raise _Warning(f"{zone} is {state}", f"nothing: the run can start in {', '.join(others)}")
+        raise _Problem(
+            f"{zone} is {state}, and no other zone of the recipe is UP",
+            "add a zone to tpu.zones, or wait for the end of the outage: https://status.cloud.google.com",
         )
 
     def _machine_type(self, zone: str) -> str:

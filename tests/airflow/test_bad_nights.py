@@ -83,7 +83,7 @@ def machine_type_is_missing(nights: Nights) -> None:
         ({}, READ_TOKEN, None, "publishing", "write"),
         ({"num_batches": 500}, None, None, "enough data", "500"),
         ({"model_revision": "no-such-tag"}, None, None, "model and licence", "no-such-tag"),
-        ({"zone": "us-east5-a"}, None, None, "reservation in us-east5-a", "rehearsal-reservation"),
+        ({"zones": ["us-east5-a"]}, None, None, "reservation in us-east5-a", "rehearsal-reservation"),
         ({}, None, machine_type_is_missing, "machine type in us-east5-b", "does not offer ct6e-standard-8t"),
     ],
     ids=[
@@ -136,7 +136,7 @@ def test_one_report_has_every_finding(watched: Watched) -> None:
 
 def test_values_that_the_recipe_cannot_take_are_refused_in_preflight_and_judged(watched: Watched) -> None:
     # Each value is allowed by itself; the form cannot know that they do not go together.
-    outcome = watched.nights.run({"provisioning_model": "FLEX_START", "zone": "europe-west4-a"})
+    outcome = watched.nights.run({"provisioning_model": "FLEX_START", "zones": ["europe-west4-a"]})
     assert outcome.state == "failed"
     assert_only_failed(outcome, "preflight")
     assert outcome.error("preflight")["reason"] == "recipe_invalid"

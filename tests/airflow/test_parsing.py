@@ -109,7 +109,7 @@ def test_the_shipped_recipes_become_dags_without_an_import_error(environment: di
 BROKEN = """\
 name: broken
 tpu:
-  zone: us-east5-b
+  zones: [us-east5-b]
   provisioning:
     model: SPOT
 export:

@@ -26,8 +26,11 @@ BAD = [
     ("learning_rate", 0),
     ("learning_rate", -1e-6),
     ("learning_rate", "fast"),
-    ("zone", "us-east5-z"),
-    ("zone", "us-east5-b; rm -rf /"),
+    ("zones", ["us-east5-b", "us-east5-z"]),
+    ("zones", ["us-east5-b; rm -rf /"]),
+    ("zones", "us-east5-b"),
+    ("zones", ["us-east5-b", "us-east5-b"]),
+    ("zones", []),
     ("machine_type", "n2-standard-8"),
     ("provisioning_model", "FREE"),
     ("model_revision", "main; curl evil"),
@@ -66,8 +69,12 @@ def test_numbers_have_bounds_and_choices_are_listed(recipe: Recipe) -> None:
     form = {name: param.schema for name, param in params(recipe).items()}
     for name in ("num_batches", "num_test_batches", "batch_size", "num_generations", "learning_rate"):
         assert {"minimum", "exclusiveMinimum"} & set(form[name]), name
-    for name in ("zone", "machine_type", "provisioning_model"):
+    for name in ("machine_type", "provisioning_model"):
         assert len(form[name]["enum"]) > 1, name
+    # A multiple selection in Airflow's form: the choices are shown from `examples`, and checked by `items`.
+    assert form["zones"]["type"] == "array"
+    assert form["zones"]["examples"] == form["zones"]["items"]["enum"]
+    assert len(form["zones"]["examples"]) > 1
     assert form["publish"]["type"] == "boolean"
 
 
@@ -97,7 +104,7 @@ def test_a_bad_value_is_refused_again_by_the_task(recipe: Recipe, name: str, val
     ("values", "path", "expected"),
     [
         ({"num_batches": 3}, ("training", "num_batches"), 3),
-        ({"zone": "us-east5-a"}, ("tpu", "zone"), "us-east5-a"),
+        ({"zones": ["us-east5-a"]}, ("tpu", "zones"), ("us-east5-a",)),
         ({"publish": False}, ("publish", "enabled"), False),
         ({"model_revision": "v2"}, ("model", "revision"), "v2"),
     ],

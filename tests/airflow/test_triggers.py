@@ -40,7 +40,7 @@ def vm_ready() -> VmReadyTrigger:
     spec = InstanceSpec(
         name="a-run",
         project="p",
-        zone=RECIPE.tpu.zone,
+        zone=RECIPE.tpu.zones[0],
         machine_type=RECIPE.tpu.machine_type,
         provisioning=RECIPE.tpu.provisioning,
         labels=names.labels(RECIPE.name, "a-run"),
@@ -48,7 +48,7 @@ def vm_ready() -> VmReadyTrigger:
         ssh_public_key=PUBLIC_KEY,
     )
     request = lease.LeaseRequest(
-        run="a-run", recipe=RECIPE.name, zone=RECIPE.tpu.zone, body=instance_body(spec), attempt="1"
+        run="a-run", recipe=RECIPE.name, zone=RECIPE.tpu.zones[0], body=instance_body(spec), attempt="1"
     )
     waiting = Waiting(phase=Phase.QUEUED, operation="operation-1", detail="no capacity yet")
     return VmReadyTrigger(

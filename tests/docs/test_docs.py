@@ -206,7 +206,7 @@ def test_a_misspelt_recipe_key_would_be_found() -> None:
     schema = Recipe.model_json_schema()
     assert resolve(schema, ["tpu", "provisioning", "send_max_run_duration"])
     assert not resolve(schema, ["tpu", "provisioning", "reservaton"])
-    assert not resolve(schema, ["tpu", "zones"])
+    assert not resolve(schema, ["tpu", "zone"])
 
 
 def gcloud_tree() -> dict[str, Any]:

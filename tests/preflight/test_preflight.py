@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -257,6 +258,61 @@ def test_a_check_that_breaks_is_a_finding_and_hides_nothing(request_: Request, c
     assert "bucket" not in found
 
 
+def test_every_zone_is_checked_and_one_bad_one_is_named(request_: Request, clients: Clients) -> None:
+    several = replace(
+        request_, reservation=None, zones=("us-east5-a", "us-nowhere1-a", "us-east5-c", "us-central1-b")
+    )
+    report = preflight(several, clients, policy=QUICK)
+    checked = [finding.check for finding in report.findings if "zone" in finding.check]
+    assert checked == [f"zone {zone}" for zone in several.zones]
+    found = problems(report)
+    assert set(found) == {"zone us-nowhere1-a", "machine type in us-nowhere1-a", "machine type in us-east5-c"}
+    assert "there is no zone us-nowhere1-a" in found["zone us-nowhere1-a"]
+    assert "us-east5-c does not offer ct6e-standard-8t" in found["machine type in us-east5-c"]
+    assert report.warnings == ()
+    with pytest.raises(PreflightFailed, match="us-nowhere1-a"):
+        report.raise_if_failed()
+
+
+def test_a_zone_that_is_down_beside_others_is_a_warning(request_: Request, clients: Clients) -> None:
+    # The local cloud's zone that is down has no TPU, so the run asks for a machine type that every zone offers.
+    several = replace(
+        request_,
+        reservation=None,
+        machine_type="n2-standard-8",
+        zones=("us-west4-a", "us-east5-a", "us-central1-b"),
+    )
+    report = preflight(several, clients, policy=QUICK)
+    assert problems(report) == {}
+    report.raise_if_failed()
+    (warning,) = report.warnings
+    assert (warning.check, warning.detail) == ("zone us-west4-a", "us-west4-a is DOWN")
+    assert warning.next_step == "nothing: the run can start in us-east5-a, us-central1-b"
+    assert re.search(r"^WARNING  zone us-west4-a +us-west4-a is DOWN$", report.render(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("zones", [("us-west4-a",), ("us-west4-a", "us-nowhere1-a")])
+def test_without_any_zone_that_is_up_the_run_cannot_start(
+    request_: Request, clients: Clients, zones: tuple[str, ...]
+) -> None:
+    down = replace(request_, reservation=None, machine_type="n2-standard-8", zones=zones)
+    report = preflight(down, clients, policy=QUICK)
+    assert "us-west4-a is DOWN, and no other zone of the recipe is UP" in problems(report)["zone us-west4-a"]
+    assert report.warnings == ()
+    with pytest.raises(PreflightFailed):
+        report.raise_if_failed()
+
+
+def test_each_zone_is_asked_for_its_state_once(
+    request_: Request, clients: Clients, cloud: LocalCloud
+) -> None:
+    zones = ("us-west4-a", "us-east5-a", "us-central1-b")
+    began = max((call["n"] for call in cloud.calls()), default=0)
+    preflight(replace(request_, reservation=None, zones=zones), clients, policy=QUICK)
+    read = [call["path"].rpartition("/zones/")[2] for call in cloud.calls(began) if "/zones/" in call["path"]]
+    assert sorted(path for path in read if "/" not in path) == sorted(zones)
+
+
 def test_a_recipe_without_a_zone_is_a_problem(request_: Request, clients: Clients) -> None:
     assert "zone" in problems(preflight(replace(request_, zones=()), clients, policy=QUICK))
 
@@ -280,6 +336,7 @@ def test_the_table_is_aligned_and_shows_the_next_step_of_problems_only() -> None
         Finding("zone", ok=True, detail="UP", next_step="unused"),
         Finding("machine type", ok=False, detail="word " * 40, next_step="do this"),
         Finding("bucket", ok=False, detail="503", transient=True),
+        Finding("image", ok=True, detail="old", next_step="take another", warning=True),
     ))
     lines = report.render().splitlines()
     assert lines[0] == "ok       zone          UP"
@@ -287,3 +344,5 @@ def test_the_table_is_aligned_and_shows_the_next_step_of_problems_only() -> None
     assert lines[2].startswith(" " * 23 + "word")
     assert lines[3] == " " * 23 + "-> do this"
     assert lines[4] == "UNKNOWN  bucket        503"
+    assert lines[5] == "WARNING  image         old"
+    assert lines[6] == " " * 23 + "-> take another"

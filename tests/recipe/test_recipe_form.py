@@ -39,7 +39,7 @@ def test_bounds_and_choices_are_in_the_form(recipe: Recipe) -> None:
     schemas = {field.name: field.schema for field in form_fields(recipe)}
     assert (schemas["num_generations"]["minimum"], schemas["num_generations"]["type"]) == (2, "integer")
     assert schemas["learning_rate"]["type"] == "number"
-    assert schemas["zone"]["enum"] == sorted(V6E_ZONES)
+    assert schemas["zones"]["items"]["enum"] == sorted(V6E_ZONES)
     assert "SPOT" in schemas["provisioning_model"]["enum"]
 
 
@@ -64,7 +64,7 @@ def test_the_untouched_form_is_accepted_with_every_provisioning_model(
     recipe: Recipe, model: str, reservation: str | None
 ) -> None:
     data = recipe.model_dump(mode="json")
-    data["tpu"] |= {"zone": "us-east5-a", "provisioning": {"model": model}}
+    data["tpu"] |= {"zones": ["us-east5-a"], "provisioning": {"model": model}}
     if reservation:
         data["tpu"]["provisioning"]["reservation"] = reservation
     provisioned = Recipe.model_validate(data)
@@ -119,15 +119,42 @@ def test_values_land_where_their_names_say(recipe: Recipe) -> None:
         "learning_rate": 1e-5,
         "model_revision": "abc",
         "publish": False,
-        "zone": "us-east5-a",
+        "zones": ["us-east5-a"],
     })
     assert changed.training.num_batches == 8
     assert changed.training.steps == 8
     assert changed.training.learning_rate == 1e-5
     assert changed.model.revision == "abc"
     assert changed.publish.enabled is False
-    assert changed.tpu.zone == "us-east5-a"
+    assert changed.tpu.zones == ("us-east5-a",)
     assert recipe.training.num_batches == 50
+
+
+def test_zones_are_chosen_from_a_list_and_keep_their_order(recipe: Recipe) -> None:
+    schema = next(field.schema for field in form_fields(recipe) if field.name == "zones")
+    # Airflow 3.3 shows a multiple selection for an array with `examples`, and offers just these.
+    assert (schema["type"], schema["examples"]) == ("array", sorted(V6E_ZONES))
+    assert schema["default"] == ["us-east5-b"]
+    chosen = ["us-east5-b", "asia-northeast1-b", "us-east5-a"]
+    jsonschema.validate(chosen, schema)
+    changed = recipe.with_overrides({"provisioning_model": "SPOT", "zones": chosen})
+    assert changed.tpu.zones == tuple(chosen)
+    fields = {field.name: field.schema["default"] for field in form_fields(changed)}
+    assert fields["zones"] == chosen
+    assert changed.with_overrides(fields) == changed
+
+
+@pytest.mark.parametrize("zones", [[], None, "us-east5-b", ["us-east5-b", "us-east5-b"], ["us-east5-z"], [1]])
+def test_zones_that_cannot_be_used_are_refused_by_the_forms_schema(recipe: Recipe, zones: object) -> None:
+    schema = next(field.schema for field in form_fields(recipe) if field.name == "zones")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(zones, schema)
+
+
+def test_several_zones_are_refused_with_the_recipes_reservation(recipe: Recipe) -> None:
+    with pytest.raises(RecipeError, match="a reservation lies in one") as caught:
+        recipe.with_overrides({"zones": ["us-east5-a", "us-east5-b"]})
+    assert "'edit-me-reservation'" in caught.value.message
 
 
 def test_none_keeps_the_recipes_value(recipe: Recipe) -> None:
@@ -144,7 +171,7 @@ def test_another_provisioning_model_drops_what_it_does_not_know(recipe: Recipe) 
 @pytest.mark.parametrize("model", ["STANDARD", "SPOT", "FLEX_START"])
 def test_the_vm_outlives_its_steps_with_any_provisioning_model_of_the_form(name: str, model: str) -> None:
     shipped = load_recipe(RECIPES / f"{name}.yaml")
-    changed = shipped.with_overrides({"provisioning_model": model, "zone": "us-east5-a"})
+    changed = shipped.with_overrides({"provisioning_model": model, "zones": ["us-east5-a"]})
     assert changed.tpu.provisioning.model == model
     assert sent_run_duration(changed.tpu.provisioning) == DEFAULT_RUN_DURATION
     assert changed.timeouts.on_vm_seconds <= DEFAULT_RUN_DURATION
@@ -163,13 +190,13 @@ def test_the_vm_outlives_its_steps_with_any_provisioning_model_of_the_form(name:
     ],
     ids=["not-sent", "null"],
 )
-@pytest.mark.parametrize(("train", "duration"), [(180, 8 * 3600), (600.5, 890.5 * 60)])
+@pytest.mark.parametrize(("train", "duration"), [(180, DEFAULT_RUN_DURATION), (600.5, 900.5 * 60)])
 @pytest.mark.parametrize("model", ["STANDARD", "SPOT", "FLEX_START"])
 def test_a_vm_that_only_its_reservation_ends_gets_a_duration_that_its_steps_fit_into(
     recipe: Recipe, unlimited: dict[str, object], train: float, duration: float, model: str
 ) -> None:
     data = recipe.model_dump(mode="json")
-    data["tpu"] |= {"zone": "us-east5-a", "provisioning": unlimited}
+    data["tpu"] |= {"zones": ["us-east5-a"], "provisioning": unlimited}
     data["timeouts"]["train"] = train
     changed = Recipe.model_validate(data).with_overrides({"provisioning_model": model, "reservation": "r"})
     assert sent_run_duration(changed.tpu.provisioning) == duration
@@ -184,14 +211,14 @@ def test_all_bad_values_of_the_form_are_told_at_once(recipe: Recipe) -> None:
     with pytest.raises(RecipeError) as caught:
         recipe.with_overrides({
             "num_batches": 0,
-            "zone": "mars-1",
+            "zones": ["us-east5-b", "mars-1"],
             "publish": "yes",
             "provisioning_model": "FREE",
         })
     text = str(caught.value)
     for part in (
         "training.num_batches = 0",
-        "tpu.zone = 'mars-1'",
+        "tpu.zones.1 = 'mars-1'",
         "publish.enabled = 'yes'",
         "'FREE' is unknown",
     ):

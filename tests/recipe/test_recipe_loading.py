@@ -17,7 +17,7 @@ RECIPES = ROOT / "include" / "recipes"
 GOOD = """\
 name: night
 tpu:
-  zone: us-east5-b
+  zones: [us-east5-b]
   provisioning: {model: SPOT}
 export: {bucket: some-bucket}
 publish: {enabled: false}
@@ -66,7 +66,7 @@ def test_the_rehearsal_uses_what_the_local_cloud_has() -> None:
     settings = pytest.importorskip("localcloud.settings")
     recipe = load_recipe(RECIPES / "rehearsal.yaml")
     assert recipe.tpu.project == settings.PROJECT
-    assert recipe.tpu.zone == settings.ZONE
+    assert recipe.tpu.zones == (settings.ZONE,)
     assert recipe.tpu.provisioning.model == "RESERVATION_BOUND"
     assert recipe.tpu.provisioning.reservation == settings.RESERVATION
     assert recipe.export.bucket == settings.BUCKET
@@ -84,7 +84,7 @@ training:
   maxtext:
     grpo_beta: 0.1
 tpu:
-  zone: us-east5-c
+  zones: [us-east5-c]
   machine_type: ct6e-standard-8
   provisioning: {model: SPOT}
 export: {bucket: gs://x}
@@ -97,7 +97,7 @@ publish: {}
         "line 4: training.num_generations = 1: is out of bounds: write 2 or more "
         "(Completions sampled for each prompt (the group of GRPO).)",
         "line 6: training.maxtext.grpo_beta = 0.1: is no setting of MaxText 0.2.3; did you mean rl.grpo_beta?",
-        "line 8: tpu.zone = 'us-east5-c': has no TPU v6e: write one of asia-northeast1-b, europe-west4-a, "
+        "line 8: tpu.zones.0 = 'us-east5-c': has no TPU v6e: write one of asia-northeast1-b, europe-west4-a, "
         "us-central1-b, us-east1-d, us-east5-a, us-east5-b, us-south1-ai1b; did you mean us-east5-b?",
         "line 9: tpu.machine_type = 'ct6e-standard-8': is no single-VM TPU v6e machine type: write one of "
         "ct6e-standard-1t, ct6e-standard-4t, ct6e-standard-8t; did you mean ct6e-standard-8t?",
@@ -111,7 +111,11 @@ publish: {}
     ("old", "new", "expected"),
     [
         ("name: night", "name: night\nname: day", "name: stands here a second time (first in line 1)"),
-        ("  zone: us-east5-b", "  zone: us-east5-b\n  zone: x", "tpu.zone: stands here a second time"),
+        (
+            "  zones: [us-east5-b]",
+            "  zones: [us-east5-b]\n  zones: x",
+            "tpu.zones: stands here a second time",
+        ),
         ("{bucket: some-bucket}", "&a {bucket: b-b}\nschedule: *a", "schedule: is a YAML alias"),
         ("export: {bucket: some-bucket}", "", "export: is missing: write it"),
         ("{bucket: some-bucket}", "some-bucket", "has the wrong type: write a mapping"),
@@ -123,7 +127,7 @@ publish: {}
             "{model: SPOT, reservation: r}",
             "tpu.provisioning.reservation = 'r': is an unknown key",
         ),
-        ("{model: SPOT}", "{model: FLEX_START}", "tpu.zone = 'us-east5-b': has no TPU v6e by FLEX_START"),
+        ("{model: SPOT}", "{model: FLEX_START}", "tpu.zones.0 = 'us-east5-b': has no TPU v6e by FLEX_START"),
         ("{model: SPOT}", "{model: SPOT, max_run_duration: 5}", "is out of bounds: write 30 or more"),
         ("{enabled: false}", "{repo: me/GSM8K-Llama}", "must have a name that begins with 'Llama'"),
         (
@@ -194,32 +198,135 @@ def test_what_cannot_be_run_is_refused(old: str, new: str, expected: str) -> Non
     assert expected in told[0]
 
 
+def test_zones_are_kept_in_the_order_in_which_they_are_to_be_tried() -> None:
+    text = changed(
+        "zones: [us-east5-b]", "zones:\n    - us-east5-b\n    - asia-northeast1-b\n    - us-east5-a"
+    )
+    assert parse_recipe(text, "night.yaml").tpu.zones == ("us-east5-b", "asia-northeast1-b", "us-east5-a")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("zone: us-east5-a", "tpu.zone = 'us-east5-a': is a list now: write zones: [us-east5-a]"),
+        ("zone: us-east5-c", "tpu.zone = 'us-east5-c': is a list now: write zones: [us-east5-b]"),
+        ("zone: [us-east5-a]", "tpu.zone = ['us-east5-a']: is a list now: write zones: [us-east5-b]"),
+        ("zones: us-east5-a", "tpu.zones = 'us-east5-a': must be a list: write zones: [us-east5-a]"),
+        (
+            "zones: us-east5-b, us-east5-a",
+            "tpu.zones = 'us-east5-b, us-east5-a': must be a list: write zones: [us-east5-b, us-east5-a]",
+        ),
+    ],
+)
+def test_a_zone_that_is_no_list_is_told_how_to_be_written(line: str, expected: str) -> None:
+    assert problems(changed("zones: [us-east5-b]", line)) == [f"line 3: {expected}"]
+
+
+def test_the_former_key_does_not_hide_what_else_is_wrong() -> None:
+    told = problems(
+        changed("zones: [us-east5-b]", "zone: us-east5-b\n  machine_typ: x\n  zones: [us-east5-z]")
+    )
+    assert [line.partition(" = ")[0] for line in told] == [
+        "line 3: tpu.zone",
+        "line 4: tpu.machine_typ",
+        "line 5: tpu.zones.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("zones", "provisioning", "expected"),
+    [
+        (
+            "[]",
+            "{model: SPOT}",
+            ["line 3: tpu.zones = []: names no zone: write one at least, e.g. zones: [us-east5-b]"],
+        ),
+        ("null", "{model: SPOT}", ["line 3: tpu.zones = None: has the wrong type: write a list"]),
+        ("[1]", "{model: SPOT}", ["line 3: tpu.zones.0 = 1: has the wrong type: write a text"]),
+        (
+            "[us-east5-b, us-east5-a, us-east5-b]",
+            "{model: SPOT}",
+            [
+                "line 3: tpu.zones.2 = 'us-east5-b': stands here a second time: write each zone once (first in place 1)"
+            ],
+        ),
+        (
+            "[us-east5-b, us-east5-d, us-east5-z]",
+            "{model: SPOT}",
+            [
+                "line 3: tpu.zones.1 = 'us-east5-d': has no TPU v6e",
+                "line 3: tpu.zones.2 = 'us-east5-z': has no TPU v6e",
+            ],
+        ),
+        (
+            "[us-east5-b, us-east5-a, us-central1-b]",
+            "{model: FLEX_START}",
+            [
+                "line 3: tpu.zones.0 = 'us-east5-b': has no TPU v6e by FLEX_START",
+                "line 3: tpu.zones.2 = 'us-central1-b': has no TPU v6e by FLEX_START",
+            ],
+        ),
+    ],
+)
+def test_every_zone_is_checked_and_named(zones: str, provisioning: str, expected: list[str]) -> None:
+    text = changed("[us-east5-b]", zones).replace("{model: SPOT}", provisioning)
+    told = problems(text)
+    assert len(told) == len(expected)
+    for line, start in zip(told, expected, strict=True):
+        assert line.startswith(start)
+
+
+@pytest.mark.parametrize("model", ["ON_DEMAND_RESERVATION", "RESERVATION_BOUND"])
+def test_a_reservation_takes_one_zone(model: str) -> None:
+    reserved = changed("{model: SPOT}", f"{{model: {model}, reservation: my-tpus}}")
+    assert parse_recipe(reserved, "night.yaml").tpu.zones == ("us-east5-b",)
+    assert problems(reserved.replace("[us-east5-b]", "[us-east5-b, us-east5-a]")) == [
+        "line 3: tpu.zones = ['us-east5-b', 'us-east5-a']: are 2 zones, but a reservation lies in one: write only the "
+        "zone of 'my-tpus', e.g. zones: [us-east5-b], or a provisioning model without a reservation"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "allowed"), [("", 3), ("max_recoveries: 0", 0), ("max_recoveries: 20", 20)]
+)
+def test_a_recipe_says_how_many_vms_a_run_may_lose(written: str, allowed: int) -> None:
+    text = changed("  zones:", f"  {written}\n  zones:")
+    assert parse_recipe(text, "night.yaml").tpu.max_recoveries == allowed
+
+
+@pytest.mark.parametrize("bad", ["-1", "21", "'3'", "true", "null"])
+def test_a_number_of_recoveries_that_makes_no_sense_is_refused(bad: str) -> None:
+    (told,) = problems(changed("  zones:", f"  max_recoveries: {bad}\n  zones:"))
+    assert told.startswith("line 3: tpu.max_recoveries = ")
+
+
 def test_the_default_limits_of_the_steps_fit_into_the_vms_default_life() -> None:
     recipe = parse_recipe(GOOD, "night.yaml")
-    assert recipe.timeouts.on_vm_seconds == 470 * 60
-    assert sent_run_duration(recipe.tpu.provisioning) == 8 * 3600
+    assert recipe.timeouts.on_vm_seconds == 480 * 60
+    # Not 8 hours, which they would fill to the second: the time between two steps counts too.
+    assert sent_run_duration(recipe.tpu.provisioning) == 9 * 3600
 
 
 @pytest.mark.parametrize(
     ("provisioning", "timeouts", "refused"),
     [
-        ("{model: SPOT, max_run_duration: 28200}", "{}", None),  # 470 min, to the second
+        ("{model: SPOT, max_run_duration: 28800}", "{}", None),  # 480 min, to the second
         (
-            "{model: SPOT, max_run_duration: 28199}",
+            "{model: SPOT, max_run_duration: 28799}",
             "{}",
-            "line 4: tpu.provisioning.max_run_duration = 28199: is 469.983 min, but the limits of the steps on the VM "
-            "add up to 470 min (boot 20 + install 90 + to_maxtext 60 + train 180 + to_huggingface 60 + export 60): "
-            "Compute Engine would delete the VM under a step that is still within its limit. Write 28200 or more, "
-            "or lower timeouts",
+            "line 4: tpu.provisioning.max_run_duration = 28799: is 479.983 min, but the limits of the steps on the VM "
+            "add up to 480 min (boot 20 + install 90 + to_maxtext 60 + restore 10 + train 180 + to_huggingface 60 + "
+            "export 60): Compute Engine would delete the VM under a step that is still within its limit. Write "
+            "28800 or more, or lower timeouts",
         ),
-        ("{model: SPOT}", "{train: 190}", None),
+        ("{model: SPOT}", "{restore: 20, train: 230}", None),
         (
             "{model: SPOT}",
-            "{train: 190.01}",
-            "line 4: tpu.provisioning.max_run_duration = 28800: is 480 min, but the limits of the steps on the VM add "
-            "up to 480.017 min (boot 20 + install 90 + to_maxtext 60 + train 190.01 + to_huggingface 60 + export 60): "
-            "Compute Engine would delete the VM under a step that is still within its limit. Write 28801 or more, "
-            "or lower timeouts",
+            "{restore: 20, train: 230.01}",
+            "line 4: tpu.provisioning.max_run_duration = 32400: is 540 min, but the limits of the steps on the VM add "
+            "up to 540.017 min (boot 20 + install 90 + to_maxtext 60 + restore 20 + train 230.01 + to_huggingface 60 + "
+            "export 60): Compute Engine would delete the VM under a step that is still within its limit. Write "
+            "32401 or more, or lower timeouts",
         ),
         ("{model: SPOT}", "{queue: 5000, publish: 5000, delete: 5000}", None),  # not the VM's time
         ("{model: SPOT, max_run_duration: null}", "{train: 5000}", None),

@@ -36,7 +36,7 @@ SSH_METADATA = {
     ]
 }
 DEFAULT_ACCOUNT = [{"email": "default", "scopes": [CLOUD_PLATFORM_SCOPE]}]
-DEFAULT = {"seconds": "28800"}
+DEFAULT = {"seconds": "32400"}
 GCLOUDS = 14400  # seconds: what the recorded gcloud commands asked for
 
 

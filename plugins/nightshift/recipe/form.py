@@ -13,7 +13,7 @@ from nightshift.maxtext.settings import did_you_mean
 from nightshift.recipe.loading import build
 from nightshift.recipe.model import Recipe
 from nightshift.recipe.vm import PROVISIONING_MODELS
-from nightshift.tpu.machine_types import MACHINE_TYPES, V6E_ZONES
+from nightshift.tpu.machine_types import MACHINE_TYPES
 from nightshift.tpu.provisioning import DEFAULT_RUN_DURATION, reservation_of, sent_run_duration
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ FORM_PATHS: dict[str, tuple[str, ...]] = {
     "learning_rate": ("training", "learning_rate"),
     "model_revision": ("model", "revision"),
     "dataset_revision": ("dataset", "revision"),
-    "zone": ("tpu", "zone"),
+    "zones": ("tpu", "zones"),
     "machine_type": ("tpu", "machine_type"),
     "provisioning_model": ("tpu", "provisioning", "model"),
     "reservation": ("tpu", "provisioning", "reservation"),
@@ -43,7 +43,7 @@ _TITLES = {
     "learning_rate": "Peak learning rate",
     "model_revision": "Model revision",
     "dataset_revision": "Dataset revision",
-    "zone": "Zone",
+    "zones": "Zones",
     "machine_type": "Machine type",
     "provisioning_model": "Provisioning model",
     "reservation": "Reservation",
@@ -157,7 +157,7 @@ def _current(recipe: Recipe, name: str, path: tuple[str, ...]) -> object:
     value: Any = recipe
     for part in path:
         value = getattr(value, part)
-    return value
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _schema(name: str, path: tuple[str, ...], document: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -180,7 +180,9 @@ def _schema(name: str, path: tuple[str, ...], document: dict[str, Any]) -> tuple
     description = schema.pop("description", "")
     schema.pop("title", None)
     schema.pop("default", None)
-    enums = {"zone": sorted(V6E_ZONES), "machine_type": list(MACHINE_TYPES)}
-    if name in enums:
-        schema["enum"] = enums[name]
+    if name == "machine_type":
+        schema["enum"] = list(MACHINE_TYPES)
+    if name == "zones":
+        # Airflow's form takes the choices of a multiple selection from `examples`, and keeps the order of choosing.
+        schema["examples"] = schema["items"]["enum"]
     return schema, description

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from nightshift.errors import RecipeError
 from nightshift.maxtext.settings import did_you_mean
 from nightshift.recipe.model import Recipe
-from nightshift.recipe.section import FieldProblems
+from nightshift.recipe.section import FieldProblems, FormerKey, Section
 from nightshift.recipe.vm import PROVISIONING_MODELS
 
 if TYPE_CHECKING:
@@ -280,6 +280,8 @@ def _problems(
     details: ErrorDetails, data: Mapping[str, object], lines: Mapping[tuple[str, ...], int]
 ) -> Iterator[Problem]:
     path, model = _locate(details["loc"], data)
+    if details["type"] == "missing" and _has_a_former_key(path[-1], model, details["input"]):
+        return  # that key's own problem says what to write
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, FieldProblems):
         for below, value, text in cause.problems:
@@ -288,6 +290,16 @@ def _problems(
         return
     shown = "" if details["type"] in {"missing", "union_tag_not_found"} else _shown(details["input"], path)
     yield Problem(path, shown, _advice(details, path, model), _line(path, lines))
+
+
+def _has_a_former_key(name: str, model: type[BaseModel], section: object) -> bool:
+    return isinstance(section, dict) and any(
+        key in section for key, former in _former_keys(model).items() if former.now == name
+    )
+
+
+def _former_keys(model: type[BaseModel]) -> Mapping[str, FormerKey]:
+    return model.former_keys if issubclass(model, Section) else {}
 
 
 def _locate(loc: tuple[int | str, ...], data: object) -> tuple[tuple[str, ...], type[BaseModel]]:
@@ -331,8 +343,7 @@ def _advice(details: ErrorDetails, path: tuple[str, ...], model: type[BaseModel]
     about = f" ({field.description})" if field is not None and field.description else ""
     match kind:
         case "extra_forbidden":
-            known = list(model.model_fields)
-            return f"is an unknown key{did_you_mean(path[-1], known) or f': known are {", ".join(known)}'}"
+            return _about_unknown(path[-1], details["input"], model)
         case "missing":
             return f"is missing: write it{about}"
         case "union_tag_not_found":
@@ -363,6 +374,13 @@ def _advice(details: ErrorDetails, path: tuple[str, ...], model: type[BaseModel]
             return f"has the wrong type: {_TYPE_HINTS[kind]}{about}"
         case _:
             return f"{details['msg']}{about}"
+
+
+def _about_unknown(key: str, value: object, model: type[BaseModel]) -> str:
+    if former := _former_keys(model).get(key):
+        return former.advice(value)
+    known = list(model.model_fields)
+    return f"is an unknown key{did_you_mean(key, known) or f': known are {", ".join(known)}'}"
 
 
 def _shown(value: Any, path: tuple[str, ...]) -> str:

@@ -309,7 +309,7 @@ class Publish(Section):
 
 
 #: The limits that run while there is a VM, in their order; publishing needs none.
-STEPS_ON_VM = ("boot", "install", "to_maxtext", "train", "to_huggingface", "export")
+STEPS_ON_VM = ("boot", "install", "to_maxtext", "restore", "train", "to_huggingface", "export")
 
 
 class Timeouts(Section):
@@ -319,6 +319,9 @@ class Timeouts(Section):
     boot: Minutes = Field(default=20, description="From then on until it answers by SSH.")
     install: Minutes = Field(default=90, description="System packages and MaxText.")
     to_maxtext: Minutes = Field(default=60, description="Download and conversion of the base model.")
+    restore: Minutes = Field(
+        default=10, description="Download of the last checkpoint, onto a VM that replaces a lost one."
+    )
     train: Minutes = Field(default=180, description="Training and both evaluations.")
     to_huggingface: Minutes = Field(default=60, description="Conversion of the trained model.")
     export: Minutes = Field(default=60, description="Upload to Cloud Storage, with verification.")

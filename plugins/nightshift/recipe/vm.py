@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, get_args
+import re
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, Field, StrictBool, StrictInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StrictInt,
+    model_validator,
+)
 
 from nightshift.maxtext import settings
-from nightshift.recipe.section import FieldProblems, Section
+from nightshift.recipe.section import FieldProblems, FormerKey, Section
 from nightshift.tpu.bodies import DEFAULT_BOOT_DISK_GB, DEFAULT_IMAGE_FAMILY, DEFAULT_IMAGE_PROJECT
 from nightshift.tpu.machine_types import FLEX_START_ZONES, MACHINE_TYPES, V6E_ZONES, MachineType, machine_type
-from nightshift.tpu.provisioning import FlexStart, Provisioning
+from nightshift.tpu.provisioning import FlexStart, Provisioning, reservation_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Resolution = Literal["lowest", "lowest-direct", "highest"]
 
@@ -51,11 +63,49 @@ def _checked_zone(value: str) -> str:
     return value
 
 
+def _zones_as_written(value: object) -> str:
+    """Return the line that means what somebody wrote as a text; without a known zone in it, an example."""
+    parts = re.split(r"[\s,]+", value) if isinstance(value, str) else []
+    known = list(dict.fromkeys(part for part in parts if part in V6E_ZONES))
+    return f"zones: [{', '.join(known or ['us-east5-b'])}]"
+
+
+def _a_list(value: object) -> object:
+    if isinstance(value, str):
+        msg = f"must be a list: write {_zones_as_written(value)}"
+        raise ValueError(msg)  # noqa: TRY004  pydantic collects ValueErrors only
+    return value
+
+
+def _some_and_none_twice(zones: tuple[str, ...]) -> tuple[str, ...]:
+    if not zones:
+        msg = f"names no zone: write one at least, e.g. {_zones_as_written(None)}"
+        raise ValueError(msg)
+    problems = [
+        ((str(index),), zone, f"stands here a second time: write each zone once (first in place {first + 1})")
+        for index, zone in enumerate(zones)
+        if (first := zones.index(zone)) < index
+    ]
+    if problems:
+        raise FieldProblems(problems)
+    return zones
+
+
+Zone = Annotated[str, AfterValidator(_checked_zone), Field(json_schema_extra={"enum": sorted(V6E_ZONES)})]
+Zones = Annotated[tuple[Zone, ...], BeforeValidator(_a_list), AfterValidator(_some_and_none_twice)]
+
+
 class Tpu(Section):
     """The TPU VM and how to get it."""
 
-    zone: Annotated[str, AfterValidator(_checked_zone)] = Field(
-        description="Zone of the VM, one that has TPU v6e."
+    former_keys: ClassVar[Mapping[str, FormerKey]] = {
+        "zone": FormerKey("zones", lambda zone: f"is a list now: write {_zones_as_written(zone)}")
+    }
+
+    zones: Zones = Field(
+        # Not min_length: pydantic counts only the valid entries for it, and so would report a wrong one twice.
+        json_schema_extra={"minItems": 1, "uniqueItems": True},
+        description="Zones to get the VM in, tried in this order; each must have TPU v6e. With a reservation only one.",
     )
     machine_type: Annotated[str, AfterValidator(_checked_machine)] = Field(
         default="ct6e-standard-8t", description="Machine type: ct6e-standard-1t, -4t or -8t."
@@ -82,7 +132,8 @@ class Tpu(Section):
     )
     network: ResourceName = Field(default="default", description="VPC network.")
     subnetwork: ResourceName | None = Field(
-        default=None, description="Subnetwork in the zone's region; null for the network's own (auto mode)."
+        default=None,
+        description="Subnetwork, of this name in the region of every zone; null for the network's own (auto mode).",
     )
     external_ip: StrictBool = Field(
         default=True,
@@ -93,6 +144,12 @@ class Tpu(Section):
         pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$",
         description="E-mail of the VM's service account; null for the project's default one.",
     )
+    max_recoveries: StrictInt = Field(
+        default=3,
+        ge=0,
+        le=20,
+        description="How many VMs a run may lose (preempted, deleted, unreachable) and have replaced before it fails.",
+    )
 
     @property
     def machine(self) -> MachineType:
@@ -100,10 +157,24 @@ class Tpu(Section):
         return machine_type(self.machine_type)
 
     @model_validator(mode="after")
-    def _zone_offers_it(self) -> Self:
-        if isinstance(self.provisioning, FlexStart) and self.zone not in FLEX_START_ZONES:
+    def _zones_offer_it(self) -> Self:
+        problems: list[tuple[tuple[str, ...], object, str]] = []
+        if isinstance(self.provisioning, FlexStart):
             text = f"has no TPU v6e by FLEX_START: write one of {', '.join(sorted(FLEX_START_ZONES))}"
-            raise FieldProblems([(("zone",), self.zone, text)])
+            problems += [
+                (("zones", str(index)), zone, text)
+                for index, zone in enumerate(self.zones)
+                if zone not in FLEX_START_ZONES
+            ]
+        reservation = reservation_of(self.provisioning)
+        if reservation is not None and len(self.zones) > 1:
+            text = (
+                f"are {len(self.zones)} zones, but a reservation lies in one: write only the zone of {reservation!r}, "
+                f"e.g. zones: [{self.zones[0]}], or a provisioning model without a reservation"
+            )
+            problems.append((("zones",), list(self.zones), text))
+        if problems:
+            raise FieldProblems(problems)
         return self
 
 

@@ -20,9 +20,10 @@ MAX_FLEX_RUN_DURATION: Final = 7 * 24 * 3600
 MIN_REQUEST_VALID_FOR: Final = 90
 MAX_REQUEST_VALID_FOR: Final = 2 * 3600
 
-#: The next full hour after a recipe's default limits of all steps on the VM (470 minutes together), so that no VM
-#: is deleted under a step that is still within its limit; and a forgotten VM is gone before the next night.
-DEFAULT_RUN_DURATION: Final = 8 * 3600
+#: The next full hour after a recipe's default limits of all steps on the VM (480 minutes together): the time between
+#: the steps counts too, and no VM is to be deleted under a step that is still within its limit. A forgotten VM is gone
+#: before the next night.
+DEFAULT_RUN_DURATION: Final = 9 * 3600
 
 #: The field of ReservationBound that leaves the duration out: nobody has yet seen Google accept it there.
 SEND_MAX_RUN_DURATION: Final = "send_max_run_duration"

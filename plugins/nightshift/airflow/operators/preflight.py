@@ -36,6 +36,8 @@ class PreflightOperator(NightshiftOperator):
                 ),
             )
             self.log.info("Preflight of run %s:\n%s", night.run, report.render())
+            for finding in report.warnings:
+                self.log.warning("%s: %s; %s", finding.check, finding.detail, finding.next_step)
             report.raise_if_failed()
             return asdict(report.resolved)
 
@@ -56,7 +58,7 @@ class PreflightOperator(NightshiftOperator):
             prefix=night.bucket.run_prefix,
             publish_to=recipe.publish.repo if recipe.publish.enabled else None,
             publish_private=recipe.publish.private,
-            zones=(recipe.tpu.zone,),
+            zones=recipe.tpu.zones,
             machine_type=recipe.tpu.machine_type,
             image_project=recipe.tpu.image_project,
             image_family=recipe.tpu.image_family,
