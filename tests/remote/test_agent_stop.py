@@ -99,7 +99,7 @@ def test_a_log_that_fills_the_disk_cannot_hide_the_end(
     shell = f"""
         mount -t tmpfs -o size=1m tmpfs "$HOME"
         agent() {{ {shlex.join(vm.command())} "$@"; }}
-        until_ended() {{ while agent status $1 | grep -q running; do sleep 0.1; done; agent status $1; }}
+        until_ended() {{ while agent status $1 | grep -q '"running"'; do sleep 0.1; done; agent status $1; }}
         agent start > /dev/null
         while [ ! -e {is_full} ]; do sleep 0.05; done
         {end} {JOB}

@@ -47,6 +47,14 @@ RESERVED = 4096  # bytes for each small file that has to be written even when th
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 EXIT_REFUSED, EXIT_DISK_FULL = 3, errno.ENOSPC
 
+# What `ended_by` can say, apart from "" (the script ended by itself); `nightshift.remote.job` takes it from here.
+COMPLETED_BUT_HUNG = "completed_but_hung"
+STOPPED = "stopped"
+LOST = "lost: "  # and why
+REBOOTED = f"{LOST}the VM was rebooted"
+SHUT_DOWN = f"{LOST}the VM's system ended the supervisor (SIGTERM)"
+UNSEEN_END = f"{LOST}the supervisor ended without a record of the exit code"
+
 
 class AgentError(Exception):
     """A refusal or a failure, in a sentence for the caller."""
@@ -83,6 +91,11 @@ def is_alive(identity: list[int]) -> bool:
 def boot_id() -> str:
     """Return the kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def clock() -> float:
+    """Return the seconds since the VM's boot, suspension included: setting the time does not change them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def has_mark(pid: int, mark: str) -> bool:
@@ -150,11 +163,18 @@ class Status:
     pid: int | None = None
     log_bytes: int = 0
     already_known: bool = False
+    this_boot: bool = True
+    running_seconds: float | None = None
+    seconds: float | None = None
 
     @property
-    def succeeded(self) -> bool:
-        """Whether there is nothing left to be done."""
-        return self.state == "exited" and (self.exit_code == 0 or self.ended_by == "completed_but_hung")
+    def stands(self) -> bool:
+        """Whether there is nothing to be started.
+
+        What succeeded before the VM's last boot may have left its result in memory, which is empty now.
+        """
+        succeeded = self.state == "exited" and (self.exit_code == 0 or self.ended_by == COMPLETED_BUT_HUNG)
+        return self.state == "running" or (succeeded and self.this_boot)
 
 
 class Attempt:
@@ -176,7 +196,12 @@ class Attempt:
 
     def write_end(self, exit_code: int | None, ended_by: str) -> None:
         """Record the end."""
-        end = {"exit_code": exit_code, "ended_by": ended_by, "ended_at": time.time()}
+        end = {
+            "exit_code": exit_code,
+            "ended_by": ended_by,
+            "ended_at": time.time(),
+            "ended_clock": clock(),
+        }
         write_reserved(self.folder / "end.json", end)
 
     def same_boot(self) -> bool:
@@ -231,27 +256,27 @@ class Attempt:
     def status(self, job_id: str) -> Status:
         """Return how the attempt stands."""
         status = Status(job_id, "running", self.number, started_at=self.record["started_at"])
-        status.pid = self.record["script"][0]
+        status.pid, status.this_boot = self.record["script"][0], self.same_boot()
         end, lost = self.end(), ""
         if end is None and not self.supervised() and not self.processes():
             end = self.end()  # it may have ended between the two looks
-            lost = "lost: the VM was rebooted" if not self.same_boot() else self._why_lost()
+            lost = self._why_lost() if status.this_boot else REBOOTED
         status.log_bytes = self.log.stat().st_size
         if end is not None:
-            status.exit_code, status.ended_by, status.ended_at = (
-                end["exit_code"],
-                end["ended_by"],
-                end["ended_at"],
-            )
-            status.state = "lost" if status.ended_by.startswith("lost") else "exited"
+            status.exit_code, status.ended_by = end["exit_code"], end["ended_by"]
+            status.ended_at = end["ended_at"]
+            status.seconds = end["ended_clock"] - self.record["started_clock"]
+            status.state = "lost" if status.ended_by.startswith(LOST) else "exited"
         elif lost:
             status.state, status.ended_by = "lost", lost
+        else:
+            status.running_seconds = clock() - self.record["started_clock"]
         return status
 
     def _why_lost(self) -> str:
         complaint = (self.folder / "supervisor.log").read_text(errors="replace").strip()
         why = complaint.splitlines()[-1] if complaint else "it was killed"
-        return f"lost: the supervisor ended without a record of the exit code ({why})"
+        return f"{UNSEEN_END} ({why})"
 
 
 class Job:
@@ -364,6 +389,7 @@ class Supervisor:
             "script": [script.pid, script.start],
             "mark": mark,
             "started_at": time.time(),
+            "started_clock": clock(),
             "env": self.spec.env,
             "secret_env_names": sorted(self.spec.secret_env),
         }
@@ -410,7 +436,7 @@ class Supervisor:
         attempt = Attempt(self.folder)
         exit_code, ended_by = self._wait(attempt, script)
         attempt.kill(STRAY_GRACE_S)
-        if ended_by == "stopped" and exit_code == 0:
+        if ended_by == STOPPED and exit_code == 0:
             exit_code = -signal.SIGTERM  # a script that answers SIGTERM with `exit 0` has not done its work
         attempt.write_end(exit_code, ended_by)
 
@@ -425,7 +451,7 @@ class Supervisor:
                     ended_by, grace = self._asked_to_end()
                     attempt.kill(grace)
                 elif rule and rule.is_met(log):
-                    ended_by = "completed_but_hung"
+                    ended_by = COMPLETED_BUT_HUNG
                     attempt.kill(HUNG_GRACE_S)
         if exit_code == -signal.SIGTERM and signal.SIGTERM in signal.sigpending():
             ended_by, _ = self._asked_to_end()  # a shutdown signals everybody, and the script was faster
@@ -435,8 +461,8 @@ class Supervisor:
         """Return what a SIGTERM to us means, and the grace for the script in seconds."""
         request = read_json(self.folder / "stop.json")
         if request:
-            return "stopped", request["grace"]
-        return "lost: the VM's system ended the supervisor (SIGTERM)", HUNG_GRACE_S
+            return STOPPED, request["grace"]
+        return SHUT_DOWN, HUNG_GRACE_S
 
 
 def reap(script: int) -> int | None:
@@ -511,14 +537,14 @@ def supervise(folder: Path, spec: Spec, lock: int, tell: int) -> NoReturn:
 
 
 def start(text: bytes) -> Status:
-    """Start the job of this spec, or say how it stands when it runs or has succeeded."""
+    """Start the job of this spec, or say how it stands when it runs or has succeeded on this boot."""
     spec = Spec(text)
     job = Job(spec.job_id)
     with job.lock() as lock:
         last = job.attempt()
         if last:
             status = last.status(job.job_id)
-            if status.state == "running" or status.succeeded:
+            if status.stands:
                 status.already_known = True
                 return status
         folder = job.folder / "attempts" / str(last.number + 1 if last else 1)
@@ -532,14 +558,20 @@ def start(text: bytes) -> Status:
         return job.status()
 
 
-def stop(job_id: str, grace: float) -> Status:
-    """End every process of the job and return its status once they are proven dead. Nothing to do is fine."""
+def stop(job_id: str, grace: float, number: int | None = None) -> Status:
+    """End every process of the job and return its status once they are proven dead. Nothing to do is fine.
+
+    With a number only that attempt is meant. A newer one could only start when nothing of it was left: it is let
+    alone, and its status returned.
+    """
     job = Job(job_id)
     if not job.folder.exists():
         return job.status()
     with job.lock():
         attempt = job.attempt()
-        if attempt is None or attempt.status(job_id).state != "running":
+        if attempt is None or number not in {None, attempt.number}:
+            return job.status()
+        if attempt.status(job_id).state != "running":
             return job.status()
         if not (attempt.folder / "stop.json").exists():  # an earlier stop may have been cut off
             write_reserved(attempt.folder / "stop.json", {"grace": grace})
@@ -555,7 +587,7 @@ def stop(job_id: str, grace: float) -> Status:
                 grace = 0.0
         attempt.kill(grace)
         if attempt.end() is None:
-            attempt.write_end(None, "stopped")
+            attempt.write_end(None, STOPPED)
         return job.status()
 
 
@@ -645,9 +677,10 @@ def parser() -> argparse.ArgumentParser:
     for command in jobs.values():
         command.add_argument("job")
     jobs["stop"].add_argument("--grace", type=float, default=20.0, help="seconds between SIGTERM and SIGKILL")
+    for name in ("follow", "read", "stop"):
+        jobs[name].add_argument("--attempt", type=count, help="default: the last one")
     for name in ("follow", "read"):
         jobs[name].add_argument("--offset", type=count, default=0, help="first byte")
-        jobs[name].add_argument("--attempt", type=count, help="default: the last one")
     jobs["follow"].add_argument("--heartbeat", type=float, default=10.0, help="seconds between signs of life")
     jobs["read"].add_argument("--limit", type=count, default=64 * 2**20, help="most bytes to print")
     return top
@@ -667,7 +700,7 @@ def main(arguments: list[str]) -> None:
     elif options.command == "start":
         print(encode(start(sys.stdin.buffer.read())).decode())
     elif options.command == "stop":
-        print(encode(stop(options.job, options.grace)).decode())
+        print(encode(stop(options.job, options.grace, options.attempt)).decode())
     else:
         print(encode(Job(options.job).status()).decode())
 

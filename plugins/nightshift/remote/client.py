@@ -2,7 +2,7 @@
 
 Errors: HostUnreachable when the VM does not answer (try again), AccessDenied when it must not be talked to
 with this key or this host key, StepFailed and DiskFull for what the VM itself refuses. docs/remote-job.md
-describes the protocol.
+describes the protocol, and reach.py holds the calls that outlive a broken connection.
 """
 
 from __future__ import annotations
@@ -14,17 +14,10 @@ import shlex
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncssh
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception,
-    stop_after_delay,
-    wait_fixed,
-    wait_random_exponential,
-)
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from nightshift.errors import AccessDenied, DeadlineExceeded, DiskFull, HostUnreachable, StepFailed
 from nightshift.remote.protocol import (
@@ -43,7 +36,7 @@ from nightshift.remote.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
     from nightshift.errors import NightshiftError
     from nightshift.remote.job import JobSpec, JobStatus, SshTarget
@@ -53,15 +46,15 @@ _SILENT_BEATS = 3  # so many heartbeats may be missing before a connection count
 _KEEPALIVE_S = 15  # on the SSH level, for the calls that have no heartbeat
 _CALL_S = 120.0  # a status or a start; a start waits for a stop that is under way
 _TRANSFER_S = 600.0
+_STALLED_S = 30.0  # how long a transfer to us may bring nothing
 _ANSWER_S = 15.0  # what a command's answer may take beyond the command itself
 _KEY_PAUSE_S = 2.0
-_RECONNECT_PAUSE_S = 0.3
-_LONGEST_BACKOFF_S = 15.0
 _READ_SIZE = 256 * 1024
+_EXIT_CUT_OFF = 98  # what a script says when its input did not arrive whole: the connection broke
 
 # The script and its environment come over standard input, in front of the script's own input and ended by a
 # NUL: so they are in no process list, whatever they hold. `read` leaves what follows the NUL to the script.
-_RUN = """IFS= read -r -d "" _nightshift || exit 98; eval "unset _nightshift; $_nightshift" """
+_RUN = f"""IFS= read -r -d "" _nightshift || exit {_EXIT_CUT_OFF}; eval "unset _nightshift; $_nightshift" """
 
 
 @dataclass(frozen=True)
@@ -108,6 +101,8 @@ class RemoteHost:
         completed = await self._execute(command, program + b"\0" + input, limit + _ANSWER_S)
         if completed.exit_code in {124, 137, -9} and time.monotonic() - began >= limit:
             raise DeadlineExceeded(f"a command on {self._target.host} was ended after {limit} s")
+        if completed.exit_code == _EXIT_CUT_OFF:
+            raise self._cut_off("the command's input did not arrive whole")
         return completed
 
     async def put(self, path: str, content: bytes, mode: int = 0o600) -> None:
@@ -122,19 +117,19 @@ class RemoteHost:
             mkdir -p -- "$(dirname -- "$target")"
             trap 'rm -f -- "$part"' EXIT
             cat > "$part"
-            [ "$(wc -c < "$part")" = {len(content)} ] || {{ echo "the transfer was cut off" >&2; exit 1; }}
+            [ "$(wc -c < "$part")" = {len(content)} ] || exit {_EXIT_CUT_OFF}
             chmod {mode:o} -- "$part"; mv -fT -- "$part" "$target"
         """
         completed = await self.run(script, input=content, timeout=_TRANSFER_S)
         if b"No space left on device" in completed.stderr:
-            raise self._disk_full(completed)
+            raise self._disk_full(path, completed)
         if completed.exit_code:
             raise StepFailed(f"{path} cannot be written on {self._target.host}: {completed.text()}")
 
     async def start(self, spec: JobSpec) -> JobStatus:
-        """Start the job, once: a job that runs or has succeeded is only reported (`already_known`).
+        """Start the job, once: a job that runs or has succeeded on this boot is only reported (`already_known`).
 
-        One that failed, was stopped or got lost starts again as its next attempt.
+        One that failed, was stopped, got lost or succeeded before a reboot starts again as its next attempt.
         """
         return decode_status(await self._agent("start", input=encode_spec(spec)))
 
@@ -146,20 +141,38 @@ class RemoteHost:
         """Return how every job stands that was ever started on this VM."""
         return decode_statuses(await self._agent("list"))
 
-    async def stop(self, job_id: str, *, grace: float = 20) -> JobStatus:
+    async def stop(
+        self, job_id: str, *, grace: float = 20, attempt: int | None = None, answer_within: float = _CALL_S
+    ) -> JobStatus:
         """End the job with all its processes: SIGTERM, after `grace` seconds SIGKILL.
 
         Returns when they are proven dead. A job that has ended, or never was, is only reported.
+
+        :param attempt: end only this attempt. When a newer one has been started, so that nothing is left of this one,
+            the newer one is let alone and its status returned.
+        :param answer_within: seconds that the answer may take beyond the grace.
         """
-        answer = await self._agent("stop", job_id, "--grace", str(grace), patience=_CALL_S + grace)
-        return decode_status(answer)
+        order = ["stop", job_id, "--grace", str(grace), *_attempt_option(attempt)]
+        return decode_status(await self._agent(*order, patience=grace + answer_within))
 
     async def read_log(
         self, job_id: str, *, offset: int = 0, limit: int = 64 * 2**20, attempt: int | None = None
     ) -> bytes:
-        """Return at most `limit` bytes of an attempt's log (None: the last one's) from byte `offset`."""
+        """Return at most `limit` bytes of an attempt's log (None: the last one's) from byte `offset`.
+
+        All or nothing; `reach.fetch_log` keeps what has arrived before the connection broke.
+        """
+        pieces = [piece async for piece in self.log_pieces(job_id, offset, limit, attempt)]
+        return b"".join(pieces)
+
+    async def log_pieces(
+        self, job_id: str, offset: int, limit: int, attempt: int | None
+    ) -> AsyncGenerator[bytes]:
+        """Yield the same bytes as they arrive."""
         arguments = [job_id, "--offset", str(offset), "--limit", str(limit), *_attempt_option(attempt)]
-        return await self._agent("read", *arguments, patience=_TRANSFER_S)
+        async with contextlib.aclosing(self._output("read", *arguments, patience=_STALLED_S)) as output:
+            async for piece in output:
+                yield piece
 
     async def follow(
         self, job_id: str, *, offset: int = 0, attempt: int | None = None, heartbeat: float = HEARTBEAT_S
@@ -170,7 +183,7 @@ class RemoteHost:
         says nothing for three `heartbeat`s (seconds) is dead: HostUnreachable.
         """
         number = 0
-        async with contextlib.aclosing(self._frames(job_id, offset, attempt, heartbeat)) as frames:
+        async with contextlib.aclosing(self.frames(job_id, offset, attempt, heartbeat)) as frames:
             async for frame in frames:
                 if frame.kind is FrameKind.OPEN:
                     number = decode_status(frame.payload).attempt
@@ -179,30 +192,46 @@ class RemoteHost:
                 elif frame.kind is FrameKind.END:
                     yield decode_status(frame.payload)
 
-    async def _frames(
+    async def frames(
         self, job_id: str, offset: int, attempt: int | None, heartbeat: float
     ) -> AsyncGenerator[Frame]:
-        """Yield the frames of `agent.py follow` up to END; put the agent there first when it is missing."""
-        arguments = ["--offset", str(offset), "--heartbeat", str(heartbeat), *_attempt_option(attempt)]
-        command = agent_command("follow", job_id, *arguments)
+        """Yield what `agent.py follow` says, up to and with END; `follow` describes the arguments."""
+        arguments = [
+            job_id,
+            "--offset",
+            str(offset),
+            "--heartbeat",
+            str(heartbeat),
+            *_attempt_option(attempt),
+        ]
+        parser = FrameParser()
+        async with contextlib.aclosing(
+            self._output("follow", *arguments, patience=heartbeat * _SILENT_BEATS)
+        ) as output:
+            async for data in output:
+                for frame in parser.feed(data):
+                    yield frame
+                    if frame.kind is FrameKind.END:
+                        return
+        raise self._cut_off("the agent left before the job's end")
+
+    async def _output(self, *arguments: str, patience: float) -> AsyncGenerator[bytes]:
+        """Yield what the agent prints, and raise what its exit status means; put it there first when it is missing.
+
+        :param patience: how many seconds it may say nothing.
+        """
         for is_first in (True, False):
-            process = await self._open(command)
+            process = await self._open(agent_command(*arguments))
             try:
-                parser = FrameParser()
-                while data := await self._hear(process, heartbeat * _SILENT_BEATS):
-                    for frame in parser.feed(data):
-                        yield frame
-                        if frame.kind is FrameKind.END:
-                            return
+                while data := await self._hear(process, patience):
+                    yield data
                 completed = await self._wait(process, _ANSWER_S)
             finally:
                 process.close()
-            if is_first and completed.exit_code == EXIT_NO_AGENT:
-                await self.put(AGENT_PATH, AGENT_SOURCE)
-            else:
-                break
-        self._check(completed)
-        raise self._cut_off("the agent left before the job's end")
+            if not (is_first and completed.exit_code == EXIT_NO_AGENT):
+                self._check(completed)
+                return
+            await self.put(AGENT_PATH, AGENT_SOURCE)
 
     async def _hear(self, process: asyncssh.SSHClientProcess[bytes], patience: float) -> bytes:
         try:
@@ -224,7 +253,7 @@ class RemoteHost:
 
     def _check(self, completed: Completed) -> None:
         if completed.exit_code == EXIT_DISK_FULL:
-            raise self._disk_full(completed)
+            raise self._disk_full("the agent's files", completed)
         if completed.exit_code == 127:
             raise StepFailed(
                 f"{self._target.host} cannot run the agent: {completed.text()}",
@@ -234,7 +263,7 @@ class RemoteHost:
             raise StepFailed(f"the agent on {self._target.host} refused: {completed.text()}")
 
     async def _execute(self, command: str, input: bytes, patience: float) -> Completed:
-        process = await self._open(command)
+        process = await self._open(command, min(patience, _ANSWER_S))
         try:
             # A command that ends without reading its input says why by its exit status.
             with contextlib.suppress(BrokenPipeError):
@@ -244,9 +273,12 @@ class RemoteHost:
         finally:
             process.close()
 
-    async def _open(self, command: str) -> asyncssh.SSHClientProcess[bytes]:
+    async def _open(self, command: str, patience: float = _ANSWER_S) -> asyncssh.SSHClientProcess[bytes]:
         try:
-            return await self._connection.create_process(command, encoding=None)
+            async with asyncio.timeout(patience):
+                return await self._connection.create_process(command, encoding=None)
+        except TimeoutError:
+            raise self._cut_off(f"no answer within {patience:g} s") from None
         except (OSError, asyncssh.Error) as error:
             raise self._cut_off(error) from error
 
@@ -264,10 +296,10 @@ class RemoteHost:
     def _cut_off(self, why: object) -> HostUnreachable:
         return HostUnreachable(f"lost the connection to {self._target.host}:{self._target.port}: {why}")
 
-    def _disk_full(self, completed: Completed) -> DiskFull:
+    def _disk_full(self, where: str, completed: Completed) -> DiskFull:
         return DiskFull(
-            f"no room in the home folder of {self._target.host}: {completed.text()}",
-            next_step="give the VM a larger boot disk in the recipe",
+            f"no room for {where} on {self._target.host}: {completed.text()}",
+            next_step="give the VM a larger boot disk in the recipe, or more memory for what is in /dev/shm",
         )
 
 
@@ -351,85 +383,3 @@ def _explain(error: Exception, target: SshTarget) -> NightshiftError:
             return HostUnreachable(f"{where} did not answer in time")
         case _:
             return HostUnreachable(f"{where} does not answer: {error or type(error).__name__}")
-
-
-async def follow_to_end(
-    target: SshTarget,
-    job_id: str,
-    *,
-    offset: int,
-    on_chunk: Callable[[LogChunk], None],
-    give_up_after: float,
-    attempt: int | None = None,
-    heartbeat: float = HEARTBEAT_S,
-) -> JobStatus:
-    """Give every byte of the log from `offset` to `on_chunk`, once and in order, and return the final status.
-
-    A connection that breaks or falls silent is opened anew where the last one ended. Raises HostUnreachable
-    when nothing was heard for `give_up_after` seconds, and AccessDenied at once.
-    """
-    follower = _Follower(target, job_id, offset, attempt, on_chunk, heartbeat)
-    while True:
-        heard = follower.heard
-        retrying = AsyncRetrying(
-            # Once something was heard this series ends: patience and backoff begin anew.
-            retry=retry_if_exception(partial(follower.is_still_deaf, heard)),
-            stop=stop_after_delay(give_up_after),
-            wait=wait_random_exponential(multiplier=0.5, max=_LONGEST_BACKOFF_S),
-            reraise=True,
-        )
-        try:
-            status: JobStatus = await retrying(follower.follow, max(1.0, min(20.0, give_up_after)))
-        except HostUnreachable as error:
-            if follower.heard == heard:
-                raise HostUnreachable(
-                    f"nothing was heard of job {job_id} for {give_up_after:g} s: {error.message}",
-                    next_step="the job may run on; the next try finds it by its id",
-                ) from error
-            await asyncio.sleep(_RECONNECT_PAUSE_S)
-        else:
-            return status
-
-
-class _Follower:
-    """Where a following stands, from one connection to the next."""
-
-    def __init__(
-        self,
-        target: SshTarget,
-        job_id: str,
-        offset: int,
-        attempt: int | None,
-        on_chunk: Callable[[LogChunk], None],
-        heartbeat: float,
-    ) -> None:
-        self._target = target
-        self._job_id = job_id
-        self._offset = offset
-        self._attempt = attempt
-        self._on_chunk = on_chunk
-        self._heartbeat = heartbeat
-        self.heard = 0
-
-    def is_still_deaf(self, heard: int, error: BaseException) -> bool:
-        """Return whether the host was not reached, and nothing more was heard than `heard` frames."""
-        return isinstance(error, HostUnreachable) and self.heard == heard
-
-    async def follow(self, connect_timeout: float) -> JobStatus:
-        """Follow over one connection. Raises HostUnreachable when it breaks."""
-        async with (
-            connect(self._target, connect_timeout=connect_timeout) as host,
-            contextlib.aclosing(
-                host._frames(self._job_id, self._offset, self._attempt, self._heartbeat)
-            ) as frames,
-        ):
-            async for frame in frames:
-                self.heard += 1
-                if frame.kind is FrameKind.OPEN and self._attempt is None:
-                    self._attempt = decode_status(frame.payload).attempt or None
-                elif frame.kind is FrameKind.LOG:
-                    self._on_chunk(LogChunk(frame.offset, frame.payload, self._attempt or 0))
-                    self._offset = frame.offset + len(frame.payload)
-                elif frame.kind is FrameKind.END:
-                    return decode_status(frame.payload)
-        raise AssertionError("the frames end with END or an error")

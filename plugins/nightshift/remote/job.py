@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from nightshift.remote.agent import COMPLETED_BUT_HUNG, STOPPED
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -51,32 +53,48 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What the agent says of a job. Times are seconds since the epoch on the VM's clock."""
+    """What the agent says of a job.
+
+    `started_at` and `ended_at` are seconds since the epoch on the VM's clock, to be shown; that clock may differ from
+    ours and may be set while the job runs. Durations are in seconds of the kernel's CLOCK_BOOTTIME, which nobody sets.
+    """
 
     job_id: str
     state: JobState
-    attempt: int = 0  # counts restarts of a failed or lost job on this VM, from 1
+    attempt: int = 0  # counts the starts of this job on this VM, from 1
     exit_code: int | None = None  # negative: ended by that signal
-    ended_by: str = ""  # "" by itself, "completed_but_hung", "stopped", "lost: <why>"
+    ended_by: str = ""  # "" by itself, else one of the texts at the top of agent.py
     started_at: float | None = None
     ended_at: float | None = None
     pid: int | None = None
     log_bytes: int = 0
     already_known: bool = False  # answer to `start`: nothing new was started
+    this_boot: bool = True  # False: started before the VM's last boot, and /dev/shm has been emptied since
+    running_seconds: float | None = None  # since the start, while it runs
+    seconds: float | None = None  # how long it ran, once it has ended; None when nobody saw its end
 
     @property
     def succeeded(self) -> bool:
-        """Whether the job ended well: exit code 0, or everything written and a hang at exit."""
-        return self.state is JobState.EXITED and (
-            self.exit_code == 0 or self.ended_by == "completed_but_hung"
-        )
+        """Whether the job ended well: exit code 0, or everything written and a hang at exit.
+
+        Where `this_boot` is False its result may be gone, and `start` starts it again.
+        """
+        return self.state is JobState.EXITED and (self.exit_code == 0 or self.hung_at_exit)
 
     @property
-    def seconds(self) -> float | None:
-        """How long it ran, once it has ended."""
-        if self.started_at is None or self.ended_at is None:
-            return None
-        return self.ended_at - self.started_at
+    def hung_at_exit(self) -> bool:
+        """Whether its CompletionRule ended it: everything was written, but it did not exit."""
+        return self.ended_by == COMPLETED_BUT_HUNG
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop order ended it."""
+        return self.state is JobState.EXITED and self.ended_by == STOPPED
+
+    @property
+    def rebooted(self) -> bool:
+        """Whether it was lost because the VM was rebooted, with or without an orderly shutdown."""
+        return self.state is JobState.LOST and not self.this_boot
 
 
 @dataclass(frozen=True)
