@@ -29,7 +29,7 @@ BAD = [
     ("zones", ["us-east5-b", "us-east5-z"]),
     ("zones", ["us-east5-b; rm -rf /"]),
     ("zones", "us-east5-b"),
-    ("zones", ["us-east5-b", "us-east5-b"]),
+    ("zones", ["us-east5-a", "us-east5-a"]),
     ("zones", []),
     ("machine_type", "n2-standard-8"),
     ("provisioning_model", "FREE"),
