@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from airflow.providers.google.common.hooks.base_google import GoogleBaseHook
 
 from nightshift.errors import ConfigurationRefused
 from nightshift.export.storage import Storage, storage_client
-from nightshift.names import GOOGLE_CONNECTION
+from nightshift.names import DEFAULT_INSTALLATION, GOOGLE_CONNECTION
 from nightshift.tpu.compute import GoogleCompute
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
+#: What Compute Engine takes as a label's value, without the letters of other alphabets and at least one long.
+_LABEL_VALUE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
 
 class GoogleHook(GoogleBaseHook):
     """Credentials and project of a `google_cloud_platform` connection, for our own thin clients.
 
-    Two extras beside the provider's: `compute_endpoint` and `storage_endpoint` (base URLs) point the clients at
-    another server than Google's; with `is_anonymous` no credentials are asked for.
+    Three extras beside the provider's: `compute_endpoint` and `storage_endpoint` (base URLs) point the clients at
+    another server than Google's; `installation` names this Airflow where several share a project. With the
+    provider's `is_anonymous` no credentials are asked for.
 
     :param gcp_conn_id: the connection.
     """
@@ -36,6 +41,21 @@ class GoogleHook(GoogleBaseHook):
     def storage_endpoint(self) -> str | None:
         """Base URL of another Cloud Storage, from the connection's extra."""
         return self._extra("storage_endpoint")
+
+    @property
+    def installation(self) -> str:
+        """Value of the label that tells this installation's instances from those of others in the project.
+
+        Raises ConfigurationRefused when the connection's extra `installation` cannot be a label's value.
+        """
+        value = self._extra("installation") or DEFAULT_INSTALLATION
+        if not _LABEL_VALUE.fullmatch(value):
+            raise ConfigurationRefused(
+                f"Connection {self.gcp_conn_id!r}: installation {value!r} cannot be the value of a label",
+                next_step='write up to 63 lower-case letters, digits, "-" and "_" as "installation" in the extra of '
+                f"connection {self.gcp_conn_id}, starting with a letter or digit",
+            )
+        return value
 
     def project(self) -> str:
         """Return the project that instances are made in.
