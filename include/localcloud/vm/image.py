@@ -21,6 +21,10 @@ _HERE = Path(__file__).resolve().parent.parent
 BIN = _HERE / "image" / "bin"
 #: On PYTHONPATH of the VM: makes the real MaxText run the toy model on a CPU.
 SITE = _HERE / "image" / "site"
+#: Another image, chosen by IMAGE: its MaxText is a fast stand-in, and nothing is downloaded.
+STAND_IN = _HERE / "image" / "stand_in"
+IMAGE = "LOCALCLOUD_IMAGE"
+IMAGES = ("maxtext", "stand_in")
 #: Has the config.json whose sizes MaxText takes for `llama3.1-8b` and `llama3.1-8b-Instruct`.
 TOY_MODEL = _HERE / "toy" / "hub" / "models" / "meta-llama" / "Llama-3.1-8B-Instruct"
 
@@ -55,8 +59,13 @@ _INHERITED_PREFIXES = ("UV_INDEX", "UV_INSECURE", "PIP_", "LOCALCLOUD_MAXTEXT_")
 def environment(settings: Settings) -> dict[str, str]:
     """Return the variables that every session on a VM sees; the runtime adds HOME, USER and the like.
 
-    Raises FileNotFoundError when there is no uv.
+    LOCALCLOUD_IMAGE chooses the image: `maxtext` (the default) or `stand_in`.
+    Raises ValueError for another one, FileNotFoundError when there is no uv.
     """
+    image = os.environ.get(IMAGE, IMAGES[0])
+    if image not in IMAGES:
+        raise ValueError(f"{IMAGE} is {image!r}; the images are {' and '.join(IMAGES)}")
+    stand_in = image == "stand_in"
     uv = _uv()
     inherited = {
         name: value
@@ -69,10 +78,12 @@ def environment(settings: Settings) -> dict[str, str]:
         **_user_configuration(),
         "no_proxy": no_proxy,
         "NO_PROXY": no_proxy,
-        "PATH": f"{BIN}:{_SYSTEM_PATH}",
-        "PYTHONPATH": str(SITE),
+        "PATH": ":".join([*([str(STAND_IN / "bin")] if stand_in else []), str(BIN), _SYSTEM_PATH]),
+        "PYTHONPATH": str(STAND_IN / "site" if stand_in else SITE),
         "LOCALCLOUD_UV": uv,
         "LOCALCLOUD_PYTHON": _base_python(),
+        # The stand-in needs a few packages, all of which are in the local cloud's own environment.
+        **({"LOCALCLOUD_STAND_IN_PYTHON": sys.executable} if stand_in else {}),
         "LOCALCLOUD_TOY_MODEL": str(TOY_MODEL),
         "UV_CACHE_DIR": _uv_cache(uv),
         "UV_PYTHON_DOWNLOADS": "never",

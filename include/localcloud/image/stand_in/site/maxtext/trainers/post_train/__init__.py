@@ -1,0 +1,1 @@
+"""Stand-in for MaxText; see localcloud_stand_in."""
