@@ -63,11 +63,11 @@ def test_every_reason_is_told() -> None:
     assert caught.value.message.count(";") == 2
 
 
-def test_the_completion_rule_waits_for_the_final_checkpoint_and_the_last_line() -> None:
+def test_the_completion_rule_waits_until_the_checkpoints_are_safe_and_for_the_last_line() -> None:
     recipe = load_recipe(RECIPES / "rehearsal.yaml")
     layout = commands.vm_layout(recipe, "a-run", COMMIT)
     rule = outcome.completion_rule(recipe, layout)
-    assert rule.path_exists == f"{layout.actor_checkpoints}/32/model_params"
+    assert rule.path_exists == layout.checkpoints_safe
     assert re.search(rule.log_pattern, "W1201 x] Post RL Training: corr=13, total=16")
     assert not re.search(rule.log_pattern, "RL Training Completed Successfully!")
     assert not re.search(rule.log_pattern, "Pre RL Training: corr=1, total=16")
@@ -91,7 +91,7 @@ def test_the_completion_rule_waits_for_the_final_checkpoint_and_the_last_line() 
         (
             "No valid Orbax checkpoint found at '/dev/shm/x'",
             errors.StepFailed,
-            "clear create_vm",
+            "clear the failed task",
         ),
         ("OSError: [Errno 28] No space left on device", errors.DiskFull, "boot_disk_gb"),
         ("RESOURCE_EXHAUSTED: … Failed to write 4096 bytes", errors.DiskFull, "fewer checkpoints"),
@@ -115,7 +115,7 @@ def test_the_completion_rule_waits_for_the_final_checkpoint_and_the_last_line() 
         (
             "nightshift: error[bad_export]: 1 of 21 tensors are missing",
             errors.VerificationFailed,
-            "clear create_vm",
+            "clear the failed task",
         ),
         ("nightshift: error[wrong_devices]: JAX sees 4 TPU chips", errors.StepFailed, "machine_type"),
         (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from nightshift.maxtext import commands, logs, outcome, scripts
+from nightshift.names import BucketLayout
 from nightshift.recipe import Recipe, load_recipe
 
 from tests.maxtext.vm_stand_in import LocalLayout, Machine
@@ -14,6 +15,7 @@ from tests.maxtext.vm_stand_in import LocalLayout, Machine
 RECIPES = Path(__file__).parents[2] / "include" / "recipes"
 EVENTS = Path(__file__).parent / "data" / "events.out.tfevents.1796134698.vm"
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
+BUCKET = BucketLayout("a-bucket", "a-prefix", "a-run")
 DATA_COMMIT = "e53f048856ff4f594e959d75785d2c2d37b678ee"
 
 
@@ -61,7 +63,7 @@ def test_maxtext_finds_its_environment_activated(
     (venv / "bin/python3").write_text('#!/bin/sh\necho "$VIRTUAL_ENV $PATH" > "$HOME/seen"; exit 3\n')
     made = {
         "to_maxtext": scripts.to_maxtext_script(recipe, layout),
-        "train": scripts.train_script(recipe, layout, DATA_COMMIT),
+        "train": scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET),
         "to_huggingface": scripts.to_huggingface_script(recipe, layout),
     }
     assert machine.run(made[step]).code == 3
@@ -106,17 +108,17 @@ def test_a_download_that_failed_is_made_again(machine: Machine, recipe: Recipe, 
 def test_a_training_without_its_base_checkpoint_says_what_has_to_run(
     machine: Machine, recipe: Recipe, layout: LocalLayout
 ) -> None:
-    ran = machine.run(scripts.train_script(recipe, layout, DATA_COMMIT))
+    ran = machine.run(scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET))
     assert ran.code == 1
     assert "error[no_checkpoint]: no base checkpoint" in ran.output
-    assert "clear create_vm" in outcome.diagnose("train", ran.output.splitlines(), ran.code).next_step
+    assert "clear the failed task" in outcome.diagnose("train", ran.output.splitlines(), ran.code).next_step
 
 
 def test_a_training_is_run_once_and_then_only_tells_its_numbers(
     machine: Machine, recipe: Recipe, layout: LocalLayout
 ) -> None:
     Path(layout.base_checkpoint).mkdir(parents=True)
-    script = scripts.train_script(recipe, layout, DATA_COMMIT)
+    script = scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET)
     first = machine.run(script)
     assert first.code == 0
     calls = machine.calls()
@@ -138,7 +140,7 @@ def test_a_training_that_resumes_still_tells_the_first_baseline(
     machine: Machine, recipe: Recipe, layout: LocalLayout
 ) -> None:
     Path(layout.base_checkpoint).mkdir(parents=True)
-    script = scripts.train_script(recipe, layout, DATA_COMMIT)
+    script = scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET)
     assert machine.run(script, FAIL="137").code == 137  # not tee's
     machine.calls()
     resumed = machine.run(script, CORRECT="12")
@@ -153,7 +155,7 @@ def test_the_step_metrics_become_part_of_the_trainings_log(
     machine: Machine, recipe: Recipe, layout: LocalLayout
 ) -> None:
     Path(layout.base_checkpoint).mkdir(parents=True)
-    script = scripts.train_script(recipe, layout, DATA_COMMIT)
+    script = scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET)
     ran = machine.run(script, EVENTS=str(EVENTS))
     assert ran.code == 0
     kept = Path(scripts.train_log(layout)).read_text(encoding="utf-8")
@@ -170,7 +172,7 @@ def test_a_reader_of_the_step_metrics_that_breaks_changes_nothing_for_the_traini
     machine: Machine, recipe: Recipe, layout: LocalLayout, reader: str, code: str
 ) -> None:
     Path(layout.base_checkpoint).mkdir(parents=True)
-    script = scripts.train_script(recipe, layout, DATA_COMMIT)
+    script = scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET)
     ran = machine.run(script, READER=reader, FAIL=code.replace("0", ""))
     assert ran.code == int(code)
     assert "the reader of the step metrics ended early; the training does not need it" in ran.output
@@ -179,7 +181,7 @@ def test_a_reader_of_the_step_metrics_that_breaks_changes_nothing_for_the_traini
 
 def trained(machine: Machine, recipe: Recipe, layout: LocalLayout, **env: str) -> None:
     Path(layout.base_checkpoint).mkdir(parents=True)
-    assert machine.run(scripts.train_script(recipe, layout, DATA_COMMIT), **env).code == 0
+    assert machine.run(scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET), **env).code == 0
     machine.calls()
 
 
@@ -256,7 +258,7 @@ def test_a_hostile_setting_reaches_maxtext_as_a_value(
     changed = with_settings(recipe, "training", maxtext=extras)
     trained(machine, changed, layout)
     Path(layout.actor_checkpoints, "32").rename(Path(layout.actor_checkpoints, "31"))
-    machine.run(scripts.train_script(changed, layout, DATA_COMMIT))
+    machine.run(scripts.train_script(changed, layout, DATA_COMMIT, BUCKET))
     word = next(word for word in machine.calls()[-1] if word.startswith("reasoning_start_token="))
     assert word == f"reasoning_start_token={commands.value_text(hostile)}"
     assert not (machine.home / "pwned").exists()
@@ -265,13 +267,13 @@ def test_a_hostile_setting_reaches_maxtext_as_a_value(
 def test_no_script_holds_or_prints_a_token(recipe: Recipe, layout: LocalLayout, machine: Machine) -> None:
     for script in (
         scripts.to_maxtext_script(recipe, layout),
-        scripts.train_script(recipe, layout, DATA_COMMIT),
+        scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET),
         scripts.to_huggingface_script(recipe, layout),
     ):
         assert "$HF_TOKEN" not in script
         assert not re.search(r"\bset -\w*x|\benv\b|\bprintenv\b", script)
     Path(layout.base_checkpoint).mkdir(parents=True)
-    ran = machine.run(scripts.train_script(recipe, layout, DATA_COMMIT), HF_TOKEN="hf_sentinelsentinel")
+    ran = machine.run(scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET), HF_TOKEN="hf_sentinelsentinel")
     assert "sentinel" not in ran.output
     assert "sentinel" not in str(machine.calls())
 

@@ -20,7 +20,6 @@ from nightshift.errors import (
     TransientError,
     VerificationFailed,
 )
-from nightshift.maxtext.commands import expected_steps
 from nightshift.maxtext.logs import POST_EVALUATION, Evaluation, TrainingLog
 from nightshift.remote.job import CompletionRule
 
@@ -202,10 +201,10 @@ _KNOWN = (
 
 
 def completion_rule(recipe: Recipe, layout: VmLayout) -> CompletionRule:
-    """Return when a training that hangs counts as finished: final checkpoint, evaluation, then silence."""
+    """Return when a training that hangs counts as finished: evaluation, final checkpoint copied, then silence."""
     return CompletionRule(
         log_pattern=POST_EVALUATION,
-        path_exists=f"{layout.actor_checkpoints}/{expected_steps(recipe)}/model_params",
+        path_exists=layout.checkpoints_safe,
         quiet_seconds=QUIET_SECONDS,
     )
 

@@ -18,11 +18,20 @@ from nightshift.maxtext import commands
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nightshift.names import VmLayout
+    from nightshift.names import BucketLayout, VmLayout
     from nightshift.recipe.model import Recipe
 
 _ON_VM = Path(__file__).parent / "on_vm"
 _HEREDOC = "NIGHTSHIFT_END"
+_PROGRAMS = ".nightshift/checkpoints"  # below the login user's home
+_CHECKPOINT_PROGRAMS = (
+    "checkpoint_manifest.py",
+    "checkpoint_folder.py",
+    "copy_checkpoints.py",
+    "restore_checkpoints.py",
+)
+#: For a program that must not slow the training: least priority, and the disk only when nobody else wants it.
+_AT_LEISURE = "nice -n 19 ionice -c 3"
 _STEP = "__CHECKPOINT__"  # survives quoting as it is; becomes a shell variable
 
 #: Orbax keeps unfinished steps beside the finished ones, under names that are no plain numbers.
@@ -100,23 +109,30 @@ def to_maxtext_script(recipe: Recipe, layout: VmLayout) -> str:
     ])  # fmt: skip
 
 
-def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str) -> str:
+def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str, bucket: BucketLayout) -> str:
     """Return the script that writes the dataset's commit to files and trains on them.
 
     The log is also kept beside the checkpoints: there a later attempt finds what this one measured at first.
-    Beside train_rl runs a reader of its TensorBoard files. It can neither fail nor delay the training: its exit code
-    is only told, and from SIGTERM on an alarm limits it to seconds.
+    Beside train_rl run a reader of its TensorBoard files and a copier of its checkpoints. Neither can make it fail:
+    how they end is only told. What they may take after the training's end is limited, by themselves: seconds for the
+    reader, `copy_checkpoints.py --patience` for the last checkpoint. `layout.checkpoints_safe` is there when the
+    copier is done with the final checkpoint, or cannot be waited for: then a train_rl that hangs may be ended.
     """
     final = f"{layout.actor_checkpoints}/{commands.expected_steps(recipe)}"
+    copy = _copy_arguments(recipe, layout, bucket)
     return "".join([
         PRELUDE,
         activate(layout),
         f"base={shlex.quote(layout.base_checkpoint)}\n",
         '[ -d "$base" ] || fail no_checkpoint "no base checkpoint in $base"\n',
         _fetch_dataset(recipe, layout, dataset_commit),
+        _checkpoint_programs(),
         f"log={shlex.quote(train_log(layout))}\n",
         f"final={shlex.quote(final)}\n",
+        f"safe={shlex.quote(layout.checkpoints_safe)}\n",
         'mkdir -p "$(dirname "$log")"\n',
+        'rm -f "$safe"\n',
+        f"not_copied={shlex.quote('the copier of the checkpoints broke: they may be on this VM only')}\n",
         'if [ -f "$log" ]; then\n',
         "  baseline=$(grep -a -m 1 'Pre RL Training:' \"$log\" || true)\n",
         '  if [ -n "$baseline" ]; then say "measured by an earlier attempt: $baseline"; fi\n',
@@ -124,18 +140,40 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str) -> str:
         '  if [ -d "$final" ] && [ -n "$after" ]; then\n',
         '    say "measured by an earlier attempt: $after"\n',
         '    say "the training is already complete: $final"\n',
+        f'    {_run_program(layout, "copy_checkpoints.py", [*copy, "--ended"])} || say "$not_copied"\n',
         "    exit 0\n",
         "  fi\n",
         "fi\n",
         "{\n",
         run_python(layout.python, "follow_metrics.py", _metrics_arguments(recipe, layout), background=True),
         "  follower=$!\n",
+        f"  {_AT_LEISURE} {_run_program(layout, 'copy_checkpoints.py', copy)} &\n",
+        "  copier=$!\n",
+        # Should the copier break, nobody else would say that there is nothing to wait for.
+        '  { tail --pid="$copier" -f /dev/null; touch "$safe"; } &\n',
+        "  watcher=$!\n",
         "  code=0\n",
         f"  {shlex.join(commands.train_argv(recipe, layout, dataset_commit))} || code=$?\n",
-        '  kill -TERM "$follower" 2>/dev/null || true\n',
+        '  kill -TERM "$follower" "$copier" 2>/dev/null || true\n',
         '  wait "$follower" || say "the reader of the step metrics ended early; the training does not need it"\n',
+        '  wait "$copier" || say "$not_copied"\n',
+        '  wait "$watcher"\n',
         '  exit "$code"\n',
         '} 2>&1 | tee -a "$log"\n',
+    ])  # fmt: skip
+
+
+def restore_script(recipe: Recipe, layout: VmLayout, bucket: BucketLayout) -> str:
+    """Return the script that brings the newest complete checkpoint and the training's log back from the bucket.
+
+    A VM that has the same step or a later one is left as it is; an empty bucket is no error.
+    """
+    arguments = _checkpoint_arguments(layout, bucket)
+    return "".join([
+        PRELUDE,
+        activate(layout),
+        _checkpoint_programs(),
+        f"{_run_program(layout, 'restore_checkpoints.py', arguments)}\n",
     ])  # fmt: skip
 
 
@@ -183,6 +221,33 @@ def to_huggingface_script(recipe: Recipe, layout: VmLayout) -> str:
 def list_steps_script(layout: VmLayout) -> str:
     """Return the script that lists the saved steps, one a line (read by `logs.latest_step`)."""
     return f"actor={shlex.quote(layout.actor_checkpoints)}\n{_LIST_STEPS}\n"
+
+
+def _checkpoint_programs() -> str:
+    """Return the commands that put the programs about checkpoints on the VM, where they find each other."""
+    return f"mkdir -p {_PROGRAMS}\n" + "".join(
+        text_file(f"{_PROGRAMS}/{name}", (_ON_VM / name).read_text(encoding="utf-8"))
+        for name in _CHECKPOINT_PROGRAMS
+    )
+
+
+def _run_program(layout: VmLayout, name: str, arguments: Sequence[str]) -> str:
+    return shlex.join([layout.python, "-u", f"{_PROGRAMS}/{name}", *arguments])
+
+
+def _checkpoint_arguments(layout: VmLayout, bucket: BucketLayout) -> list[str]:
+    options = {
+        "--actor": layout.actor_checkpoints,
+        "--log": train_log(layout),
+        "--bucket": bucket.bucket,
+        "--prefix": bucket.checkpoints,
+    }
+    return [word for option in options.items() for word in option]
+
+
+def _copy_arguments(recipe: Recipe, layout: VmLayout, bucket: BucketLayout) -> list[str]:
+    final = str(commands.expected_steps(recipe))
+    return [*_checkpoint_arguments(layout, bucket), "--safe", layout.checkpoints_safe, "--final", final]
 
 
 def _metrics_arguments(recipe: Recipe, layout: VmLayout) -> list[str]:
