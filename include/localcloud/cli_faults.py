@@ -137,6 +137,17 @@ def lost_response(
 
 
 @faults.command()
+def late(
+    seconds: Annotated[float, typer.Argument(help="How long the next instance is shown to nobody.")],
+    state: StateOption = None,
+    port: PortOption = None,
+    times: TimesOption = 1,
+) -> None:
+    """The next insert is accepted, but its instance shows up late."""
+    _order(state, port, on="late", seconds=seconds, times=times)
+
+
+@faults.command()
 def queue(
     seconds: Annotated[float, typer.Argument(help="How much longer the next instance stays PROVISIONING.")],
     state: StateOption = None,

@@ -41,6 +41,7 @@ WORDS = [
         ["lost-response", "--path", "instances$", "--method", "POST"],
         {"on": "lost_response", "times": 1, "path": "instances$", "method": "POST"},
     ),
+    (["late", "1.5"], {"on": "late", "seconds": 1.5, "times": 1}),
     (["queue", "2.5"], {"on": "queue", "seconds": 2.5, "times": 1}),
     (["boot", "--never"], {"on": "boot", "seconds": 0.0, "fail": True, "times": 1}),
     (["shm", "4096"], {"on": "shm", "bytes": 4096, "times": 1}),

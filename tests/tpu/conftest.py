@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from localcloud.handle import LocalCloud
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIExampleExampleExampleExampleExampleExample12 test"
+EXPIRES = datetime(2027, 1, 1, tzinfo=UTC)
+ZONES = ("us-east5-b", "us-east5-a", "europe-west4-a")
 
 _numbers = itertools.count(1)
 
@@ -48,7 +50,7 @@ def run(cloud: LocalCloud, anonymous: Credentials) -> Iterator[str]:
         lease.release(
             client,
             name,
-            zones=[cloud.zone],
+            zones=ZONES,
             timeout=30,
             sleep=time.sleep,
             clock=time.monotonic,
@@ -68,6 +70,8 @@ def request_for(cloud: LocalCloud) -> Callable[..., lease.LeaseRequest]:
         provisioning: Provisioning = Spot(model="SPOT"),  # noqa: B008  it cannot be changed
         machine_type: str = "ct6e-standard-8t",
         attempt: str = "1",
+        installation: str = "tests",
+        expires: timedelta = timedelta(0),
     ) -> lease.LeaseRequest:
         spec = InstanceSpec(
             name=names.instance_name(run),
@@ -75,7 +79,9 @@ def request_for(cloud: LocalCloud) -> Callable[..., lease.LeaseRequest]:
             zone=zone,
             machine_type=machine_type,
             provisioning=provisioning,
-            labels=names.labels("tpu-test", run),
+            labels=names.labels("tpu-test", run, installation=installation, expires=EXPIRES + expires),
+            dag_id="posttrain-tpu-test",
+            run_id=f"manual__{run}",
             ssh_user="nightshift",
             ssh_public_key=PUBLIC_KEY,
         )

@@ -45,6 +45,13 @@ class OperationFault(_Waiting):
     zone: str | None = Field(default=None, description="only in this zone")
 
 
+class LateFault(_Waiting):
+    """The next insert is accepted, but for a while no GET and no list shows its instance."""
+
+    on: Literal["late"]
+    seconds: float = Field(gt=0)
+
+
 class QueueFault(_Waiting):
     """The next instance stays PROVISIONING for longer."""
 
@@ -129,12 +136,13 @@ class HubFault(BaseModel):
     on: Literal["hub"]
 
 
-type WaitingOrder = OperationFault | QueueFault | BootFault | ShmFault | HttpFault | LostResponse
+type WaitingOrder = OperationFault | LateFault | QueueFault | BootFault | ShmFault | HttpFault | LostResponse
 type Order = WaitingOrder | InstanceFault | SshFault | HubFault
 
 ORDER: TypeAdapter[Order] = TypeAdapter(
     Annotated[
         OperationFault
+        | LateFault
         | QueueFault
         | BootFault
         | ShmFault

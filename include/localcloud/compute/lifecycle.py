@@ -83,6 +83,7 @@ class Lifecycle:
         self._runtime = runtime
         self._environment = environment
         self._timing = timing
+        self._coming: dict[str, InstanceRecord] = {}  # by instance key: accepted, and shown to nobody yet
         self._boots: dict[str, asyncio.Task[None]] = {}  # by instance key: queue, boot, late boot
         self._ending: dict[str, asyncio.Lock] = {}  # by instance id: one end at a time
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,8 +97,27 @@ class Lifecycle:
             record.shm_bytes = order.bytes
         if (boot := self._faults.take(fault_orders.BootFault)) is not None:
             record.boot_delay, record.boot_fails = boot.seconds, boot.fail
+        if (late := self._faults.take(fault_orders.LateFault)) is not None:
+            self._coming[record.key] = record
+            self._spawn(self._appear(record, operation, late.seconds), f"show {record.name}")
+            return
+        self._begin(record, operation)
+
+    async def _appear(self, record: InstanceRecord, operation: OperationRecord, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        del self._coming[record.key]
+        self._begin(record, operation)
+
+    def _begin(self, record: InstanceRecord, operation: OperationRecord) -> None:
         self._store.save(record)
         self._boots[record.key] = self._spawn(self._create(record, operation), f"create {record.name}")
+
+    def has(self, key: str) -> bool:
+        """Return whether the name is taken, by an instance that everybody sees or by one that is coming."""
+        return key in self._coming or key in self._store.instances
+
+    def _records(self) -> list[InstanceRecord]:
+        return [*self._store.instances.values(), *self._coming.values()]
 
     def delete(self, record: InstanceRecord, operation: OperationRecord) -> None:
         """Begin to delete an instance; returns at once. A second request shares the first one's work."""
@@ -112,7 +132,7 @@ class Lifecycle:
 
     def vm_name(self, zone: str, name: str) -> str:
         """Return a name for the VM that no other VM of this cloud has: the instance's, if it is free."""
-        taken = {record.vm for record in self._store.instances.values()}
+        taken = {record.vm for record in self._records()}
         candidate = name
         number = 1
         while candidate in taken:
@@ -122,7 +142,7 @@ class Lifecycle:
 
     def free_address(self) -> int | None:
         """Return the number of a loopback address that no instance has, or None."""
-        taken = {record.address_number for record in self._store.instances.values()}
+        taken = {record.address_number for record in self._records()}
         return next((number for number in range(1, MAX_VMS + 1) if number not in taken), None)
 
     def address(self, number: int) -> str:

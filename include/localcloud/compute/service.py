@@ -243,7 +243,7 @@ class ComputeService:
     async def _instance_insert(self, call: Call) -> dict[str, Any]:
         reservation = placement.check_instance(call.body, call.project, call.zone)
         record = self._new_record(call)
-        if record.key in self._store.instances:
+        if self._lifecycle.has(record.key):
             raise already_exists(record.key)
         if reservation is not None and self._in_use(reservation) >= reservation.count:
             raise invalid(

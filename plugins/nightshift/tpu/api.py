@@ -31,7 +31,9 @@ class ZoneOperation:
     """What happened, or is happening, to an instance: an operation of its zone.
 
     :param kind: its operationType: "insert", "delete", "compute.instances.preempted", …
+    :param user: who asked for it: an account, or "system" for what Compute Engine did by itself.
     :param ended: None while it is under way.
+    :param detail: its statusMessage.
     """
 
     name: str
@@ -40,6 +42,7 @@ class ZoneOperation:
     started: datetime
     ended: datetime | None
     status: str
+    detail: str = ""
 
 
 class ComputeApi(Protocol):
@@ -70,6 +73,13 @@ class ComputeApi(Protocol):
 
     def operations_on(self, zone: str, instance_id: str) -> Sequence[ZoneOperation]:
         """Return the operations on one instance that Google still knows, the oldest first."""
+        ...
+
+    def inserts_of(self, zone: str, name: str) -> Sequence[ZoneOperation]:
+        """Return the inserts of instances of that name that Google still knows, the newest first.
+
+        One that is not DONE may bring an instance that no GET shows yet.
+        """
         ...
 
     def host_keys(self, zone: str, name: str) -> Sequence[str]:

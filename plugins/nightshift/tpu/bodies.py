@@ -7,7 +7,7 @@ Its base is what `gcloud compute instances create` sends for the reference pipel
 - `serviceAccounts` with the scope cloud-platform: the default scopes cannot write to Cloud Storage.
 - `metadata`: the run's SSH key (`ssh-keys`), no keys of the project (`block-project-ssh-keys`), host keys
   published as guest attributes (`enable-guest-attributes`), and OS Login off (`enable-oslogin`), because it
-  ignores `ssh-keys`.
+  ignores `ssh-keys`. Also the owning run as Airflow knows it, for the janitor.
 - `scheduling.maxRunDuration`: Compute Engine deletes the VM even when nobody else does.
 """
 
@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from nightshift import names
 from nightshift.errors import RecipeError
 from nightshift.tpu.machine_types import region_of
 from nightshift.tpu.provisioning import (
@@ -43,13 +44,22 @@ DEFAULT_BOOT_DISK_GB: Final = 200
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 #: One line of an OpenSSH public key. Not those of security keys (`sk-…`): nobody touches them at night.
 PUBLIC_KEY: Final = re.compile(r"(ssh-|ecdsa-)[a-z0-9@.-]+ [A-Za-z0-9+/]+=*( [^\n\r]*)?")
-_OWN_METADATA = frozenset({"ssh-keys", "enable-guest-attributes", "enable-oslogin", "block-project-ssh-keys"})
+_OWN_METADATA = frozenset({
+    "ssh-keys",
+    "enable-guest-attributes",
+    "enable-oslogin",
+    "block-project-ssh-keys",
+    names.METADATA_DAG_ID,
+    names.METADATA_RUN_ID,
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
 class InstanceSpec:
     """All that decides which VM is asked for. Raises RecipeError for what metadata cannot carry safely.
 
+    :param dag_id: of the run that the VM is for, as Airflow names it.
+    :param run_id: Airflow's id of that run.
     :param boot_disk_gb: of Hyperdisk Balanced, the only kind that ct6e machines take.
     :param network: a name in `project`, or a path from `projects/` on; unused when `subnetwork` is set.
     :param subnetwork: a name in `project` and the zone's region, or a path from `projects/` on.
@@ -65,6 +75,8 @@ class InstanceSpec:
     machine_type: str
     provisioning: Provisioning
     labels: Mapping[str, str]
+    dag_id: str
+    run_id: str
     ssh_user: str
     ssh_public_key: str
     image_project: str = DEFAULT_IMAGE_PROJECT
@@ -138,6 +150,8 @@ def _metadata_items(spec: InstanceSpec) -> list[dict[str, str]]:
         "block-project-ssh-keys": "TRUE",
         "enable-guest-attributes": "TRUE",
         "enable-oslogin": "FALSE",
+        names.METADATA_DAG_ID: spec.dag_id,
+        names.METADATA_RUN_ID: spec.run_id,
     }
     return [{"key": key, "value": items[key]} for key in sorted(items)]
 

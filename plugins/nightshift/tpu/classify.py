@@ -30,6 +30,10 @@ class OperationFailed(CloudUnavailable):
     """An operation ended through a fault at Google. It is over, unlike a call that got no answer."""
 
 
+class AlreadyExists(ConfigurationRefused):
+    """The name is taken: by another process of the same run, by a request whose answer got lost, or by a stranger."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """One known refusal: what to look for, what it is, what to do.
@@ -57,7 +61,11 @@ def _quota_advice(text: str) -> str:
         metric = re.search(r"(TPUS_PER_TPU_FAMILY|PREEMPTIBLE[-_]TPU[-_]V6E)", text, re.IGNORECASE)
     place = re.search(r"in (region|zone) ([a-z0-9-]+)|(globally)", text, re.IGNORECASE)
     what = f"quota {metric.group(1)}" if metric else "the quota named above"
-    where = f" in {place.group(1)} {place.group(2)}" if place and place.group(2) else " for the VM's region"
+    zone = re.search(r"\b([a-z]+-[a-z]+\d+)-[a-z0-9]+/", text)
+    if place and place.group(2):
+        where = f" in {place.group(1)} {place.group(2)}"
+    else:
+        where = f" in region {zone.group(1)}" if zone else " for the VM's region"
     return (
         f"Request more of {what}{where} (IAM & Admin > Quotas), or free what uses it. "
         "TPU quotas count chips and start at 0."
@@ -159,7 +167,7 @@ RULES: Final = (
     Rule(r"PERMISSION_DENIED|Required '[\w.]+' permission", AccessDenied, _access_advice),
     Rule(
         r"alreadyExists|RESOURCE_ALREADY_EXISTS|resource '[^']*' already exists",
-        ConfigurationRefused,
+        AlreadyExists,
         "Something of that name exists already; see who made it before deleting it.",
     ),
 )  # fmt: skip
@@ -180,7 +188,10 @@ def operation_error(what: str, code: str, message: str, http_status: int = 0) ->
     :param http_status: `operation.httpErrorStatusCode`; 0 when the operation has none.
     """
     text = f"{code}: {message}"
-    if known := _known(text, what):
+    known = _known(text, what)
+    if type(known) is CloudUnavailable:  # too many requests, say: this operation is over all the same
+        return OperationFailed(known.message, next_step=known.next_step)
+    if known:
         return known
     # An operation that reached an end has no unknown effect: a 503 here is how a zone says that it is full.
     if http_status == 503:

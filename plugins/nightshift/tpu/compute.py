@@ -25,8 +25,9 @@ from google.api_core.client_options import ClientOptions
 from google.cloud import compute_v1
 from google.protobuf.json_format import ParseError
 
+from nightshift import names
 from nightshift.errors import AccessDenied, CloudUnavailable, ConfigurationRefused, NightshiftError
-from nightshift.tpu.api import ComputeApi, Instance
+from nightshift.tpu.api import ComputeApi, Instance, ZoneOperation
 from nightshift.tpu.classify import http_error, operation_error
 
 if TYPE_CHECKING:
@@ -162,6 +163,33 @@ class GoogleCompute(ComputeApi):
                 continue
             if state is None or _is_done(state):
                 return True
+
+    def operations_on(self, zone: str, instance_id: str) -> Sequence[ZoneOperation]:
+        """Return the operations on one instance that Google still knows, the oldest first.
+
+        The filter is the one that gcloud itself sends for the operations on one resource (url-maps
+        list-cdn-cache-invalidations).
+        """
+        what = f"operations on instance {zone}/{instance_id}"
+        found = self._operations(what, zone, f"targetId eq {instance_id}")
+        return [_zone_operation(raw) for raw in reversed(found) if str(raw.target_id) == instance_id]
+
+    def inserts_of(self, zone: str, name: str) -> Sequence[ZoneOperation]:
+        """Return the inserts of instances of that name that Google still knows, the newest first.
+
+        Which instance it is, is compared here: on a URL such as targetLink the filter's `:` finds nothing.
+        """
+        found = self._operations(f"inserts of {zone}/{name}", zone, "operationType eq insert")
+        return [_zone_operation(raw) for raw in found if raw.target_link.endswith(f"/instances/{name}")]
+
+    def _operations(self, what: str, zone: str, filter: str) -> list[compute_v1.Operation]:
+        """Return the zone's operations that pass a filter, the newest first."""
+        client = self._client(compute_v1.ZoneOperationsClient)
+        request = compute_v1.ListZoneOperationsRequest(
+            project=self.project, zone=zone, filter=filter, order_by="creationTimestamp desc"
+        )
+        found = self._read(what, lambda: list(client.list(request, retry=None, timeout=CALL_TIMEOUT)))
+        return found or []
 
     def host_keys(self, zone: str, name: str) -> Sequence[str]:
         """Return the SSH host keys published as guest attributes ("ssh-ed25519 AAAA…"); empty before that."""
@@ -308,6 +336,7 @@ def _instance(raw: compute_v1.Instance) -> Instance:
         external = next((config.nat_i_p for config in nic.access_configs if config.nat_i_p), None)
         address = external or nic.network_i_p or None
         break
+    metadata = {item.key: item.value for item in raw.metadata.items}
     return Instance(
         name=raw.name,
         zone=raw.zone.rpartition("/")[2],
@@ -317,6 +346,20 @@ def _instance(raw: compute_v1.Instance) -> Instance:
         created=datetime.fromisoformat(raw.creation_timestamp),
         labels=dict(raw.labels),
         address=address,
+        dag_id=metadata.get(names.METADATA_DAG_ID),
+        run_id=metadata.get(names.METADATA_RUN_ID),
+    )
+
+
+def _zone_operation(raw: compute_v1.Operation) -> ZoneOperation:
+    return ZoneOperation(
+        name=raw.name,
+        kind=raw.operation_type,
+        user=raw.user,
+        started=datetime.fromisoformat(raw.start_time or raw.insert_time),
+        ended=datetime.fromisoformat(raw.end_time) if raw.end_time else None,
+        status=compute_v1.Operation.Status(raw.status).name,
+        detail=raw.status_message,
     )
 
 

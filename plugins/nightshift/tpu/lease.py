@@ -1,37 +1,25 @@
-"""A run's claim on a TPU VM: get one that is ready, and prove that it is gone.
+"""A run's claim on a TPU VM: what is asked for, which instance is the run's, and the proof that it is gone.
 
-All state is in Compute Engine: an instance belongs to a run by its labels and its deterministic name. What a
-caller keeps between two looks (`Waiting`) only saves work and tells a fresh request from a repeated one.
+All state is in Compute Engine: an instance belongs to a run by its labels and its deterministic name.
+`nightshift.tpu.capacity` gets a VM; here is what it and the teardown share.
 """
 
 from __future__ import annotations
 
-import uuid
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from nightshift.errors import (
-    CloudUnavailable,
-    ConfigurationRefused,
-    DeadlineExceeded,
-    NightshiftError,
-    TransientError,
-)
-from nightshift.names import LABEL_MANAGED_BY, LABEL_RUN, MANAGED_BY, instance_name
-from nightshift.tpu.classify import OperationFailed
+from nightshift.errors import DeadlineExceeded, NightshiftError, TransientError
+from nightshift.names import LABEL_INSTALLATION, LABEL_MANAGED_BY, LABEL_RUN, MANAGED_BY, instance_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from nightshift.tpu.api import ComputeApi, Instance
 
-_REQUESTS: Final = uuid.uuid5(uuid.NAMESPACE_URL, "nightshift:compute-request")
-_FIRST: Final = "first"
-
 #: An instance in one of these states will never run this lease; it is deleted and made again.
-_OVER: Final = frozenset({
+OVER: Final = frozenset({
     "STOPPING",
     "PENDING_STOP",
     "STOPPED",
@@ -40,31 +28,12 @@ _OVER: Final = frozenset({
     "TERMINATED",
     "DEPROVISIONING",
 })  # fmt: skip
-_GOING: Final = frozenset({"STOPPING", "DEPROVISIONING"})
-_QUEUED: Final = frozenset({"PENDING", "PROVISIONING"})  # PENDING: Flex-start waits for capacity
-
-
-class Phase(StrEnum):
-    """What a lease waits for that is not ready."""
-
-    CREATING = "creating"  # the insert is accepted; no instance is visible yet
-    QUEUED = "queued"  # for capacity
-    BOOTING = "booting"  # billed from here on
-    REPLACING = "replacing"  # an older instance of the run is being deleted first
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A lease on its way. Hand it to the next `ensure`; plain strings, so it can travel in a trigger.
-
-    :param operation: the insert or delete that is not yet known to be over.
-    :param incarnation: seed of the request id, should the instance have to be asked for (again).
-    """
-
-    phase: Phase
-    operation: str | None = None
-    incarnation: str = _FIRST
-    detail: str = ""
+#: Being deleted or stopped already.
+GOING: Final = frozenset({"STOPPING", "DEPROVISIONING"})
+RUNNING: Final = "RUNNING"
+#: How often in a row a release has to find nothing. An insert that was on its way to Google when the release began
+#: shows up only after the first look.
+CLEAN_LOOKS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -75,16 +44,12 @@ class Ready:
     host_keys: tuple[str, ...]
 
 
-LeaseState = Ready | Waiting
-
-
 @dataclass(frozen=True)
 class LeaseRequest:
-    """Which VM is wanted.
+    """Which VM is wanted, and in which zone.
 
     :param body: of `instances.insert` (`bodies.instance_body`), with the run's labels in it.
-    :param attempt: differs between tries of the task. Google answers a repeated request id with the old
-        operation, also when that one failed; a new try must ask anew.
+    :param attempt: goes into the request ids, so that two tries of a task never share one.
     """
 
     run: str
@@ -102,6 +67,12 @@ class LeaseRequest:
     def machine_type(self) -> str:
         """The short name of the machine type in the body."""
         return str(self.body["machineType"]).rpartition("/")[2]
+
+    @property
+    def installation(self) -> str | None:
+        """The installation that the body's labels name."""
+        labels = self.body.get("labels")
+        return labels.get(LABEL_INSTALLATION) if isinstance(labels, dict) else None
 
 
 @dataclass(frozen=True)
@@ -131,174 +102,45 @@ class ReleaseReport:
     already_gone: bool
 
 
-def request_uuid(run: str, zone: str, attempt: str, incarnation: str) -> str:
-    """Return the request id of one insert: the same arguments ask for the same VM only once."""
-    return str(uuid.uuid5(_REQUESTS, "\0".join((run, zone, attempt, incarnation))))
+def owned_by(run: str, installation: str | None = None) -> dict[str, str]:
+    """Return the labels that make an instance the run's own.
 
-
-def owned_by(run: str) -> dict[str, str]:
-    """Return the labels that make an instance the run's own."""
-    return {LABEL_MANAGED_BY: MANAGED_BY, LABEL_RUN: run}
-
-
-def is_ours(instance: Instance, run: str) -> bool:
-    """Return whether the instance was made by Nightshift for this run."""
-    return owned_by(run).items() <= instance.labels.items()
-
-
-def locate(api: ComputeApi, run: str, zones: Sequence[str] = ()) -> list[Instance]:
-    """Return the run's instances in any state: by labels everywhere, and by name in `zones`.
-
-    A caller with several zones looks here first: `ensure` keeps one instance and deletes the run's others.
+    :param installation: two installations that run one recipe in one project give their runs the same name; with
+        this, only the instances of one of them are meant.
     """
-    found = {(item.zone, item.name): item for item in api.list_instances(owned_by(run))}
+    labels = {LABEL_MANAGED_BY: MANAGED_BY, LABEL_RUN: run}
+    return labels if installation is None else {**labels, LABEL_INSTALLATION: installation}
+
+
+def is_ours(instance: Instance, run: str, installation: str | None = None) -> bool:
+    """Return whether the instance was made by Nightshift for this run."""
+    return owned_by(run, installation).items() <= instance.labels.items()
+
+
+def locate(
+    api: ComputeApi, run: str, zones: Sequence[str] = (), *, installation: str | None = None
+) -> list[Instance]:
+    """Return the run's instances in any state: by labels everywhere, and by name in `zones`."""
+    found = {(item.zone, item.name): item for item in api.list_instances(owned_by(run, installation))}
     for zone in zones:
         named = api.get_instance(zone, instance_name(run))
-        if named is not None and is_ours(named, run):
+        if named is not None and is_ours(named, run, installation):
             found[named.zone, named.name] = named
     return [found[key] for key in sorted(found)]
 
 
-def ensure(api: ComputeApi, request: LeaseRequest, after: Waiting | None = None) -> LeaseState:
-    """Take one step towards a ready VM and say where the lease stands. Never sleeps.
+def by_preference(instances: Iterable[Instance]) -> list[Instance]:
+    """Return the instances with the one to keep first: RUNNING before all others, then the oldest."""
+    return sorted(instances, key=lambda item: (item.status != RUNNING, item.created, item.instance_id))
 
-    :param after: what the previous step returned; None on the first.
 
-    Raises what the failed insert means (CapacityUnavailable, QuotaExceeded, ConfigurationRefused, …), and
-    ConfigurationRefused when an instance of that name is not the run's: it is not touched.
+def find_alive(api: ComputeApi, run: str, *, installation: str | None = None) -> Instance | None:
+    """Return the run's instance that is RUNNING, in whichever zone, or None.
+
+    One that is stopping, suspended or terminated is not alive, and neither is one that still boots.
     """
-    state = after or Waiting(Phase.CREATING)
-    # The operation is looked at before the instance: the other way round, an insert that ends in between
-    # would look like an instance that vanished.
-    running = state.operation is not None and not api.wait_operation(request.zone, state.operation, timeout=0)
-    instance = api.get_instance(request.zone, request.name)
-    if instance is None and running:
-        return state
-    incarnation = state.incarnation
-    if instance is None and state.phase is Phase.CREATING and state.operation is not None:
-        # Made and gone again (preempted, deleted): the old request id would return the finished operation.
-        incarnation = state.operation
-    if (after is None or instance is None) and (waiting := _remove_strays(api, request, incarnation)):
-        return waiting
-    if instance is None:
-        return _create(api, request, incarnation)
-    if not is_ours(instance, request.run):
-        raise ConfigurationRefused(
-            f"{request.zone}/{request.name} exists and is not an instance of run {request.run} "
-            f"(labels {dict(instance.labels)}); it was not touched",
-            next_step="Delete or rename it, or give the recipe another name.",
-        )
-    if instance.status in _OVER or instance.machine_type != request.machine_type:
-        if running and state.phase is Phase.REPLACING:
-            return state
-        return _replace(api, instance)
-    return _progress(api, instance, state.operation if running else None)
-
-
-def _remove_strays(api: ComputeApi, request: LeaseRequest, incarnation: str) -> Waiting | None:
-    here = (request.zone, request.name)
-    strays = [item for item in locate(api, request.run) if (item.zone, item.name) != here]
-    if not strays:
-        return None
-    for stray in strays:
-        if stray.status not in _GOING:
-            api.delete_instance(stray.zone, stray.name)
-    detail = "deleting " + ", ".join(f"{stray.zone}/{stray.name}" for stray in strays)
-    return Waiting(Phase.REPLACING, None, incarnation, detail)
-
-
-def _create(api: ComputeApi, request: LeaseRequest, incarnation: str) -> Waiting:
-    request_id = request_uuid(request.run, request.zone, request.attempt, incarnation)
-    try:
-        operation = api.insert_instance(request.zone, request.body, request_id=request_id)
-    except ConfigurationRefused:
-        # "Already exists" is one of these: another process of this run was faster, or an answer got lost.
-        # Whose the instance is shows at the next look.
-        if api.get_instance(request.zone, request.name) is None:
-            raise
-        return Waiting(Phase.CREATING, None, incarnation)
-    return Waiting(Phase.CREATING, operation, incarnation)
-
-
-def _replace(api: ComputeApi, instance: Instance) -> Waiting:
-    operation = api.delete_instance(instance.zone, instance.name)
-    detail = f"{instance.zone}/{instance.name} was {instance.status}"
-    return Waiting(Phase.REPLACING, operation, instance.instance_id, detail)
-
-
-def _progress(api: ComputeApi, instance: Instance, operation: str | None) -> LeaseState:
-    waiting = Waiting(Phase.BOOTING, operation, instance.instance_id, instance.status)
-    if instance.status in _QUEUED:
-        return replace(waiting, phase=Phase.QUEUED)
-    if instance.status != "RUNNING":
-        return waiting
-    host_keys = tuple(api.host_keys(instance.zone, instance.name))
-    if not host_keys or instance.address is None:
-        return replace(waiting, detail="RUNNING, no SSH host keys published yet")
-    return Ready(instance, host_keys)
-
-
-def wait_ready(
-    api: ComputeApi,
-    request: LeaseRequest,
-    *,
-    limits: Limits,
-    sleep: Callable[[float], None],
-    clock: Callable[[], float],
-    on_change: Callable[[str], None] = lambda _line: None,
-    after: Waiting | None = None,
-    poll_seconds: float = 5.0,
-) -> Ready:
-    """Repeat `ensure` until the VM is ready.
-
-    An API that does not answer is waited for within the limits. Raises DeadlineExceeded and what `ensure`
-    raises.
-
-    :param sleep: called with seconds between two looks.
-    :param clock: a monotonic clock, in seconds.
-    :param on_change: gets a line for the log whenever something changed.
-    """
-    state = after
-    told = ""
-    queued = booting = 0.0
-    last = clock()
-    while True:
-        try:
-            result = ensure(api, request, state)
-        except OperationFailed:
-            raise
-        except CloudUnavailable as error:
-            line = error.message
-        else:
-            if isinstance(result, Ready):
-                on_change(f"{request.zone}/{request.name}: ready at {result.instance.address}")
-                return result
-            state = result
-            line = f"{state.phase.value} {state.detail}".strip()
-        if line != told:
-            on_change(f"{request.zone}/{request.name}: {line}")
-            told = line
-        now = clock()
-        if state is not None and state.phase is Phase.BOOTING:
-            booting += now - last
-        else:
-            queued, booting = queued + now - last, 0.0
-        last = now
-        if booting > limits.boot:
-            raise DeadlineExceeded(
-                f"{request.zone}/{request.name}: not ready {booting:.0f} s after its boot began "
-                f"(limit {limits.boot:.0f} s); last: {line}",
-                next_step="Look at the serial console. RUNNING without host keys: is the organization policy "
-                "constraints/compute.disableGuestAttributesAccess in force?",
-                billed=f"instance {request.zone}/{request.name} ({request.machine_type}) until it is deleted",
-            )
-        if queued > limits.queue:
-            raise DeadlineExceeded(
-                f"{request.zone}/{request.name}: no TPU after {queued:.0f} s of waiting "
-                f"(limit {limits.queue:.0f} s); last: {line}",
-                next_step="Name another zone, use a reservation, or raise the queue limit in the recipe.",
-            )
-        sleep(poll_seconds)
+    running = [item for item in api.list_instances(owned_by(run, installation)) if item.status == RUNNING]
+    return next(iter(by_preference(running)), None)
 
 
 def release(
@@ -312,10 +154,13 @@ def release(
     now: Callable[[], datetime],
     on_change: Callable[[str], None] = lambda _line: None,
     poll_seconds: float = 2.0,
+    installation: str | None = None,
 ) -> ReleaseReport:
     """Delete every instance of the run and return when a GET of each answers 404 and a list shows none.
 
-    Nothing to delete is success. An API that does not answer is asked again until `timeout` seconds are over.
+    Nothing to delete is success. Before it returns, it looks once more after a pause, and no insert of the run's
+    name may be under way: an instance that was asked for a moment ago is waited for and deleted.
+    An API that does not answer is asked again until `timeout` seconds are over.
     Raises, with `billed` set: DeadlineExceeded when the proof did not come in time, and whatever the API
     refuses for good (AccessDenied, ConfigurationRefused).
 
@@ -324,24 +169,27 @@ def release(
     :param now: the time of day with its zone, to be compared with the instances' creation.
     """
     deadline = clock() + timeout
-    work = _Release(api, run, tuple(zones), now, on_change)
+    work = _Release(api, run, tuple(zones), now, on_change, installation)
     trouble: NightshiftError | None = None
+    clean = 0
     while True:
         try:
-            if work.step():
+            clean = clean + 1 if work.step() else 0
+            if clean == CLEAN_LOOKS:
                 return ReleaseReport(tuple(work.deleted), already_gone=not work.deleted)
             trouble = None
         except TransientError as error:
             if trouble is None:
                 on_change(f"{run}: {error.message}")
-            trouble = error
+            trouble, clean = error, 0
         except NightshiftError as error:
             error.billed = work.billed()
             raise
         if clock() >= deadline:
+            last = trouble.message if trouble else work.under_way
             raise DeadlineExceeded(
                 f"run {run}: not proven within {timeout:.0f} s that its instances are gone"
-                + (f"; last: {trouble.message}" if trouble else ""),
+                + (f"; last: {last}" if last else ""),
                 next_step="Find and delete them by hand: "
                 f"gcloud compute instances list --filter=labels.{LABEL_RUN}={run}",
                 billed=work.billed(),
@@ -359,26 +207,29 @@ class _Release:
         zones: tuple[str, ...],
         now: Callable[[], datetime],
         on_change: Callable[[str], None],
+        installation: str | None,
     ) -> None:
         self.deleted: list[DeletedInstance] = []
+        self.under_way = ""  # an insert that may still bring an instance
         self._api = api
         self._run = run
         self._zones = zones
         self._now = now
         self._on_change = on_change
+        self._installation = installation
         self._open: dict[str, Instance] = {}  # by instance id: seen and not yet proven gone
         self._asked: dict[str, str] = {}  # instance id → the delete's operation
         self._looked = False
 
     def step(self) -> bool:
         """Look, delete, check; return whether everything is proven gone."""
-        for instance in locate(self._api, self._run, self._zones):
+        for instance in self._locate():
             self._open[instance.instance_id] = instance
         self._looked = True
         for instance in list(self._open.values()):
             if not self._is_gone(instance):
                 self._delete(instance)
-        return not self._open and not locate(self._api, self._run, self._zones)
+        return not self._open and not self._insert_under_way() and not self._locate()
 
     def billed(self) -> str:
         """Say what may still be paid for."""
@@ -386,6 +237,20 @@ class _Release:
             return f"unknown: the instances of run {self._run} could not be listed"
         still = (f"{item.zone}/{item.name} ({item.machine_type})" for item in self._open.values())
         return ", ".join(still)
+
+    def _locate(self) -> list[Instance]:
+        return locate(self._api, self._run, self._zones, installation=self._installation)
+
+    def _insert_under_way(self) -> bool:
+        before, self.under_way = self.under_way, ""
+        name = instance_name(self._run)
+        for zone in self._zones:
+            for operation in self._api.inserts_of(zone, name):
+                if operation.status != "DONE":
+                    self.under_way = f"{zone}/{name}: insert {operation.name} is {operation.status}"
+        if self.under_way and self.under_way != before:
+            self._on_change(f"{self.under_way}; waiting for what it brings")
+        return bool(self.under_way)
 
     def _delete(self, instance: Instance) -> None:
         key = instance.instance_id
