@@ -5,12 +5,14 @@ VAR ?= var
 PORT ?= 8899
 KEEP ?= 1
 PYTEST_ARGS ?=
+ONLY ?= *
+CHAOS_ARGS ?=
 export NIGHTSHIFT_VAR := $(VAR)
 export NIGHTSHIFT_PORT := $(PORT)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up down test lint format lock schema clean
+.PHONY: help setup demo up down test chaos lint format lock schema clean
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 18
@@ -30,10 +32,13 @@ down:  ## stop the local cloud and Airflow; leaves no process, port or mount
 test: setup  ## run all tests, the real MaxText included (about 15 minutes on two cores)
 	@.venv/bin/python -m pytest $(PYTEST_ARGS)
 
+chaos: setup  ## the fault matrix: every fault at every step; ONLY='preempt@*' chooses, CHAOS_ARGS passes more on
+	@.venv/bin/python -m chaos run --only '$(ONLY)' $(CHAOS_ARGS)
+
 lint: setup  ## ruff, formatting, types, import rules
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
-	@.venv/bin/mypy plugins/nightshift include/localcloud include/rehearsal dags
+	@.venv/bin/mypy plugins/nightshift include/localcloud include/rehearsal include/chaos dags
 	@.venv/bin/lint-imports --no-logo --cache-dir var/cache/import-linter
 
 format: setup  ## let ruff format and fix what it can

@@ -1,4 +1,4 @@
-"""The few calls of Airflow's REST API that the rehearsal makes."""
+"""The few calls of Airflow's REST API that the rehearsal and the fault matrix make."""
 
 from __future__ import annotations
 
@@ -38,9 +38,45 @@ class Airflow:
         body = {"logical_date": None, "conf": conf}
         return str(self._send("POST", f"/dags/{dag_id}/dagRuns", body)["dag_run_id"])
 
+    def pause(self, dag_id: str) -> None:
+        """Let no further task of the DAG start."""
+        self._send("PATCH", f"/dags/{dag_id}", {"is_paused": True})
+
     def run_state(self, dag_id: str, run_id: str) -> str:
-        """Return the run's state."""
-        return str(self._get(f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+        """Return the run's state. Raises LookupError when there is no such run."""
+        answer = self._ask("GET", f"/dags/{dag_id}/dagRuns/{run_id}")
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise LookupError(f"DAG {dag_id} has no run {run_id}")
+        answer.raise_for_status()
+        return str(answer.json()["state"])
+
+    def mark_run(self, dag_id: str, run_id: str, state: str) -> None:
+        """Set the run's state by hand, as the UI's "mark run as" does."""
+        self._send("PATCH", f"/dags/{dag_id}/dagRuns/{run_id}", {"state": state})
+
+    def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> None:
+        """Set a task's state by hand, as the UI's "mark task as" does."""
+        self._send("PATCH", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}", {"new_state": state})
+
+    def clear_task(self, dag_id: str, run_id: str, task_id: str, *, downstream: bool) -> None:
+        """Let a task run again, with or without what follows it."""
+        body = {
+            "dry_run": False,
+            "dag_run_id": run_id,
+            "task_ids": [task_id],
+            "only_failed": False,
+            "include_downstream": downstream,
+        }
+        self._send("POST", f"/dags/{dag_id}/clearTaskInstances", body)
+
+    def clear_run(self, dag_id: str, run_id: str, *, only_failed: bool) -> None:
+        """Let the run's tasks, or only the failed ones, run again."""
+        body = {"dry_run": False, "only_failed": only_failed}
+        self._send("POST", f"/dags/{dag_id}/dagRuns/{run_id}/clear", body)
+
+    def delete_run(self, dag_id: str, run_id: str) -> None:
+        """Forget the run."""
+        self._ask("DELETE", f"/dags/{dag_id}/dagRuns/{run_id}").raise_for_status()
 
     def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
         """Return the run's task instances."""

@@ -6,17 +6,20 @@ import json
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 from huggingface_hub import HfApi
-from localcloud.handle import LocalCloud
 from localcloud.vm import image
 from nightshift.maxtext import commands, install, logs, outcome, scripts
 from nightshift.names import VmLayout
 from nightshift.recipe import Recipe, load_recipe
 from rehearsal.demo import RECIPE
 from rehearsal.settings import WRITE_TOKEN
+
+if TYPE_CHECKING:
+    from localcloud.handle import LocalCloud
 
 RUN = "night-1-20261201-1700-0a1b2c"
 STEPS = 8

@@ -1,0 +1,5 @@
+"""`python -m chaos`."""
+
+from chaos.cli import main
+
+main()
