@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,11 +13,10 @@ from airflow.sdk.serde import deserialize, serialize
 from nightshift import names
 from nightshift.airflow.paths import RECIPES
 from nightshift.airflow.triggers.remote_job import RemoteJobTrigger
-from nightshift.airflow.triggers.vm_ready import VmReadyTrigger, waiting_as_dict
+from nightshift.airflow.triggers.vm_ready import VmReadyTrigger
 from nightshift.recipe import load_recipe
 from nightshift.tpu import lease
 from nightshift.tpu.bodies import InstanceSpec, instance_body
-from nightshift.tpu.lease import Phase, Waiting
 
 if TYPE_CHECKING:
     from airflow.triggers.base import BaseTrigger
@@ -37,24 +37,33 @@ def remote_job() -> RemoteJobTrigger:
 
 
 def vm_ready() -> VmReadyTrigger:
-    spec = InstanceSpec(
-        name="a-run",
-        project="p",
-        zone=RECIPE.tpu.zones[0],
-        machine_type=RECIPE.tpu.machine_type,
-        provisioning=RECIPE.tpu.provisioning,
-        labels=names.labels(RECIPE.name, "a-run"),
-        ssh_user="nightshift",
-        ssh_public_key=PUBLIC_KEY,
-    )
-    request = lease.LeaseRequest(
-        run="a-run", recipe=RECIPE.name, zone=RECIPE.tpu.zones[0], body=instance_body(spec), attempt="1"
-    )
-    waiting = Waiting(phase=Phase.QUEUED, operation="operation-1", detail="no capacity yet")
+    expires = datetime(2027, 1, 1, tzinfo=UTC)
+    requests = [
+        lease.LeaseRequest(
+            run="a-run",
+            recipe=RECIPE.name,
+            zone=zone,
+            body=instance_body(
+                InstanceSpec(
+                    name="a-run",
+                    project="p",
+                    zone=zone,
+                    machine_type=RECIPE.tpu.machine_type,
+                    provisioning=RECIPE.tpu.provisioning,
+                    labels=names.labels(RECIPE.name, "a-run", installation="tests", expires=expires),
+                    dag_id=names.dag_id(RECIPE.name),
+                    run_id="manual__1",
+                    ssh_user="nightshift",
+                    ssh_public_key=PUBLIC_KEY,
+                )
+            ),
+        )
+        for zone in ("us-east5-b", "us-east5-a")
+    ]
     return VmReadyTrigger(
         project="p",
-        request=asdict(request),
-        after=waiting_as_dict(waiting),
+        requests=[asdict(request) for request in requests],
+        discard="4711",
         queue_seconds=9000.0,
         boot_seconds=1200.0,
     )

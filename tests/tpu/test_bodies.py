@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,18 @@ from nightshift.tpu.provisioning import (
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gcloud"
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIExample nightshift"
-LABELS = names.labels("tutorial", "tutorial")
+EXPIRES = datetime(2026, 12, 2, tzinfo=UTC)
+LABELS = names.labels("tutorial", "tutorial", installation="tests", expires=EXPIRES)
 TRAINER = "trainer@my-project.iam.gserviceaccount.com"
 
-#: All that Nightshift adds to what gcloud sends for the reference pipeline's command.
-SSH_METADATA = {
+#: The metadata that Nightshift adds to what gcloud sends for the reference pipeline's command.
+OWN_METADATA = {
     "items": [
         {"key": "block-project-ssh-keys", "value": "TRUE"},
         {"key": "enable-guest-attributes", "value": "TRUE"},
         {"key": "enable-oslogin", "value": "FALSE"},
+        {"key": "nightshift-dag-id", "value": "posttrain-tutorial"},
+        {"key": "nightshift-run-id", "value": "scheduled__2026-12-01T01:00:00+00:00"},
         {"key": "ssh-keys", "value": f"nightshift:{KEY}"},
     ]
 }
@@ -66,6 +70,8 @@ def spec(name: str, provisioning: Provisioning) -> InstanceSpec:
         machine_type="ct6e-standard-8t",
         provisioning=provisioning,
         labels=LABELS,
+        dag_id="posttrain-tutorial",
+        run_id="scheduled__2026-12-01T01:00:00+00:00",
         ssh_user="nightshift",
         ssh_public_key=KEY,
     )
@@ -77,7 +83,7 @@ TUTORIAL = spec("tutorial", ReservationBound(model="RESERVATION_BOUND", reservat
 def test_the_tutorials_vm_differs_from_gclouds_in_exactly_what_we_add() -> None:
     expected = normalize_urls(golden("tutorial"))
     expected["labels"] = LABELS
-    expected["metadata"] = SSH_METADATA
+    expected["metadata"] = OWN_METADATA
     expected["serviceAccounts"] = DEFAULT_ACCOUNT
     expected["scheduling"]["maxRunDuration"] = DEFAULT
     assert normalize_urls(instance_body(TUTORIAL)) == expected
@@ -89,7 +95,7 @@ def test_a_bound_reservation_with_a_run_duration_and_scopes_is_gclouds_body() ->
     )
     limited = replace(TUTORIAL, name="reservation-bound-limited", provisioning=bound)
     expected = normalize_urls(golden("reservation-bound-limited"))
-    expected |= {"labels": LABELS, "metadata": SSH_METADATA}
+    expected |= {"labels": LABELS, "metadata": OWN_METADATA}
     assert normalize_urls(instance_body(limited)) == expected
 
 
@@ -123,7 +129,7 @@ def test_other_ways_to_get_a_vm_differ_from_gclouds_in_labels_metadata_and_accou
     name: str, provisioning: Provisioning, account: str | None
 ) -> None:
     expected = normalize_urls(golden(name))
-    expected |= {"labels": LABELS, "metadata": SSH_METADATA}
+    expected |= {"labels": LABELS, "metadata": OWN_METADATA}
     if account is None:
         expected["serviceAccounts"] = DEFAULT_ACCOUNT
     body = instance_body(replace(spec(name, provisioning), service_account=account))
@@ -137,7 +143,7 @@ def test_a_private_vm_has_a_subnetwork_and_no_external_address() -> None:
         external_ip=False,
     )
     expected = normalize_urls(golden("private"))
-    expected |= {"labels": LABELS, "metadata": SSH_METADATA, "serviceAccounts": DEFAULT_ACCOUNT}
+    expected |= {"labels": LABELS, "metadata": OWN_METADATA, "serviceAccounts": DEFAULT_ACCOUNT}
     assert normalize_urls(instance_body(private)) == expected
 
 
@@ -194,6 +200,7 @@ def test_extra_metadata_is_sent_and_paths_are_taken_as_they_are() -> None:
         ({"ssh_user": "root:x"}, "not a Linux user name"),
         ({"ssh_public_key": f"{KEY}\nroot:ssh-ed25519 AAAA intruder"}, "not one line"),
         ({"ssh_public_key": "-----BEGIN OPENSSH PRIVATE KEY-----"}, "not one line"),
+        ({"metadata": {"nightshift-run-id": "another"}}, "nightshift-run-id is set by Nightshift"),
         ({"metadata": {"enable-oslogin": "TRUE"}}, "enable-oslogin is set by Nightshift"),
     ],
 )

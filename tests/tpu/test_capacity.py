@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import pytest
-from nightshift import names
 from nightshift.errors import (
     AccessDenied,
     BootTimedOut,
@@ -32,7 +30,7 @@ from nightshift.tpu.lease import Limits, Ready
 from nightshift.tpu.provisioning import Standard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from localcloud.handle import LocalCloud
     from nightshift.tpu.compute import GoogleCompute
@@ -44,7 +42,7 @@ A, B, C = "us-east5-b", "us-east5-a", "europe-west4-a"
 INSERT = {"method": "POST", "path": "/instances$"}
 
 
-class NoLuck(random.Random):
+class NoLuck(random.Random):  # noqa: S311  no secret comes of it
     """Always the longest pause."""
 
     def uniform(self, a: float, b: float) -> float:
@@ -90,8 +88,10 @@ def wait(
 def search_for(
     api: GoogleCompute, *requests: LeaseRequest, pace: Pace | None = None, **changes: Any
 ) -> Search:
-    clock = pace.clock if pace else time.monotonic
-    return Search(api, requests, **{"limits": Limits(60, 60), "clock": clock, "poll_seconds": 0.1} | changes)
+    settings: dict[str, Any] = {"limits": Limits(60, 60), "poll_seconds": 0.1, "clock": time.monotonic}
+    if pace:
+        settings["clock"] = pace.clock
+    return Search(api, requests, **settings | changes)
 
 
 def look_until(search: Search, reached: Callable[[], bool]) -> None:
@@ -117,8 +117,8 @@ def asked(cloud: LocalCloud, run: str, since: int) -> list[str]:
     return [zone for zone, _, _ in inserts(cloud, run, since)]
 
 
-def zones(request_for: RequestFor, run: str, *names: str, **changes: Any) -> list[LeaseRequest]:
-    return [request_for(run, zone=zone, **changes) for zone in names]
+def zones(request_for: RequestFor, run: str, *where: str, **changes: Any) -> list[LeaseRequest]:
+    return [request_for(run, zone=zone, **changes) for zone in where]
 
 
 def refuse(cloud: LocalCloud, error: str, *where: str, times: int = 1) -> None:

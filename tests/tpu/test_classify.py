@@ -10,7 +10,7 @@ from nightshift.errors import (
     QuotaExceeded,
     VmLost,
 )
-from nightshift.tpu.classify import RULES, OperationFailed, http_error, operation_error
+from nightshift.tpu.classify import RULES, AlreadyExists, OperationFailed, http_error, operation_error
 
 #: (code, message) as Google words them → class, and a word that the next step must have.
 KNOWN = [
@@ -94,11 +94,15 @@ KNOWN = [
 def test_a_known_refusal_gets_its_class_and_its_advice(
     code: str, message: str, kind: type[NightshiftError], advice: str
 ) -> None:
-    for error in (
-        operation_error("insert us-east5-b/vm", code, message, http_status=400),
-        http_error("insert us-east5-b/vm", 400, code, message),
+    for error, expected in (
+        # What has ended is over, also when the reason is one for which a call would be repeated as it is.
+        (
+            operation_error("insert us-east5-b/vm", code, message, http_status=400),
+            OperationFailed if kind is CloudUnavailable else kind,
+        ),
+        (http_error("insert us-east5-b/vm", 400, code, message), kind),
     ):
-        assert type(error) is kind
+        assert type(error) is expected
         assert advice in error.next_step
         assert error.message == f"insert us-east5-b/vm: {code}: {message}"
 
@@ -176,3 +180,15 @@ def test_a_switched_off_api_says_how_to_switch_it_on() -> None:
     error = http_error("get z/vm", 403, "accessNotConfigured", message)
     assert type(error) is AccessDenied
     assert "gcloud services enable compute.googleapis.com" in error.next_step
+
+
+def test_a_quota_without_a_place_is_one_of_the_zones_region() -> None:
+    error = operation_error("insert us-east5-b/vm", "QUOTA_EXCEEDED", "Quota 'TPUS_PER_TPU_FAMILY' exceeded.")
+    assert type(error) is QuotaExceeded
+    assert "quota TPUS_PER_TPU_FAMILY in region us-east5 " in error.next_step
+
+
+def test_a_name_that_is_taken_is_told_apart_from_a_wrong_request() -> None:
+    message = "The resource 'projects/p/zones/z/instances/vm' already exists"
+    assert type(http_error("insert z/vm", 409, "alreadyExists", message)) is AlreadyExists
+    assert issubclass(AlreadyExists, ConfigurationRefused)

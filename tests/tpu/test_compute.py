@@ -21,9 +21,10 @@ from nightshift.errors import (
     QuotaExceeded,
 )
 from nightshift.tpu.bodies import DEFAULT_IMAGE_FAMILY, DEFAULT_IMAGE_PROJECT
+from nightshift.tpu.capacity import request_uuid
 from nightshift.tpu.classify import OperationFailed
 from nightshift.tpu.compute import READ_ATTEMPTS, GoogleCompute
-from nightshift.tpu.lease import owned_by, request_uuid
+from nightshift.tpu.lease import owned_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,6 +65,57 @@ def test_an_instance_is_made_seen_listed_and_deleted(
     assert api.wait_operation(cloud.zone, deletion, timeout=30)
     assert api.get_instance(cloud.zone, run) is None
     assert api.delete_instance(cloud.zone, run) is None
+
+
+def test_an_instance_names_the_run_that_owns_it(
+    api: GoogleCompute, cloud: LocalCloud, run: str, request_for: RequestFor
+) -> None:
+    assert api.wait_operation(cloud.zone, insert(api, request_for(run)), timeout=30)
+    for instance in (api.get_instance(cloud.zone, run), *api.list_instances(owned_by(run))):
+        assert instance is not None
+        assert (instance.dag_id, instance.run_id) == ("posttrain-tpu-test", f"manual__{run}")
+
+
+def test_the_operations_on_an_instance_are_told_oldest_first_and_outlive_it(
+    api: GoogleCompute, cloud: LocalCloud, run: str, request_for: RequestFor
+) -> None:
+    before = datetime.now(UTC)
+    made = insert(api, request_for(run))
+    assert api.wait_operation(cloud.zone, made, timeout=30)
+    instance = api.get_instance(cloud.zone, run)
+    assert instance is not None
+    cloud.fault(on="preempt", instance=run)
+    assert api.wait_operation(cloud.zone, insert(api, request_for(run), "second"), timeout=30)
+
+    first, last = api.operations_on(cloud.zone, instance.instance_id)
+    assert (first.name, first.kind, first.status) == (made, "insert", "DONE")
+    assert (last.kind, last.user, last.detail) == (
+        "compute.instances.preempted",
+        "system",
+        "Instance was preempted.",
+    )
+    assert first.ended is not None
+    assert last.ended is not None
+    assert abs((first.started - before).total_seconds()) < 10
+    assert first.started < first.ended < last.ended
+    assert list(api.operations_on(cloud.zone, "1")) == []
+
+
+def test_the_inserts_of_a_name_are_told_newest_first_and_before_their_instance_is_seen(
+    api: GoogleCompute, cloud: LocalCloud, run: str, request_for: RequestFor
+) -> None:
+    cloud.fault(on="insert", error="stockout")
+    failed = insert(api, request_for(run))
+    with pytest.raises(CapacityUnavailable):
+        api.wait_operation(cloud.zone, failed, timeout=30)
+    cloud.fault(on="late", seconds=1)
+    under_way = insert(api, request_for(run), "second")
+    assert api.get_instance(cloud.zone, run) is None
+    found = api.inserts_of(cloud.zone, run)
+    assert [(item.name, item.status) for item in found] == [(under_way, "PENDING"), (failed, "DONE")]
+    assert found[0].ended is None
+    assert list(api.inserts_of(cloud.zone, run.removesuffix(run[-1]))) == []
+    assert list(api.inserts_of("us-east5-a", run)) == []
 
 
 def test_host_keys_appear_once_the_vm_has_booted(

@@ -39,7 +39,7 @@ class Rule:
     """One known refusal: what to look for, what it is, what to do.
 
     :param pattern: searched in "CODE: message", ignoring case.
-    :param next_step: the advice, or a function that makes it from "CODE: message".
+    :param next_step: the advice, or a function that makes it from the error's whole message.
     """
 
     pattern: str
@@ -51,7 +51,7 @@ class Rule:
         return re.search(self.pattern, text, re.IGNORECASE | re.DOTALL) is not None
 
     def advice(self, text: str) -> str:
-        """Return the next step for `text`."""
+        """Return the next step for an error whose message is `text`."""
         return self.next_step(text) if callable(self.next_step) else self.next_step
 
 
@@ -176,7 +176,8 @@ RULES: Final = (
 def _known(text: str, what: str) -> NightshiftError | None:
     for rule in RULES:
         if rule.matches(text):
-            return rule.error(f"{what}: {text}", next_step=rule.advice(text))
+            said = f"{what}: {text}"
+            return rule.error(said, next_step=rule.advice(said))
     return None
 
 
