@@ -11,13 +11,12 @@ import pytest
 from airflow.sdk import DAG, CronTriggerTimetable, TriggerRule
 from airflow.serialization.serialized_objects import DagSerialization
 from nightshift import errors, names
-from nightshift.airflow import retry
+from nightshift.airflow import jobs, retry
 from nightshift.airflow.dag_factory import build_dag
+from nightshift.airflow.deeds import failures
 from nightshift.airflow.links import BucketLink, HubLink, VmLink, bucket_address, vm_address
-from nightshift.airflow.night import Night
 from nightshift.airflow.operators.base import NightshiftOperator
 from nightshift.airflow.operators.remote_step import RemoteStepOperator
-from nightshift.airflow.operators.verdict import failures
 from nightshift.airflow.paths import RECIPES
 from nightshift.recipe import Recipe, load_recipe
 from nightshift.recipe.model import Schedule
@@ -126,18 +125,19 @@ def test_record_and_verdict_see_every_task_before_them(dag: DAG) -> None:
     assert dag.get_task("verdict").get_flat_relative_ids(upstream=True) == ALL - {"verdict"}
 
 
+def test_the_teardowns_wait_for_each_task_directly(dag: DAG) -> None:
+    # Where one task alone is cleared, those between it and the teardown have ended already.
+    on_the_vm = {"create_vm", *ON_THE_VM}
+    assert dag.get_task("delete_vm").upstream_task_ids >= on_the_vm
+    assert dag.get_task("record").upstream_task_ids >= {*on_the_vm, "preflight", "publish", "delete_vm"}
+    assert dag.get_task("verdict").upstream_task_ids == ALL - {"verdict"}
+
+
 def test_every_task_retries_by_the_class_of_its_error(dag: DAG) -> None:
     for task in dag.tasks:
         assert isinstance(task, NightshiftOperator)
-        policy = retry.STEP_POLICY if isinstance(task, RemoteStepOperator) else retry.POLICY
-        assert task.retry_policy is policy, task.task_id
+        assert task.retry_policy is retry.POLICY, task.task_id
         assert task.retries == (8 if task.task_id == "delete_vm" else retry.RETRIES), task.task_id
-
-
-def test_only_the_task_that_makes_vms_is_tried_again_when_there_is_none() -> None:
-    lost = errors.VmLost("gone")
-    assert retry.POLICY.evaluate(lost, try_number=1, max_tries=3).action.value == "default"
-    assert retry.STEP_POLICY.evaluate(lost, try_number=1, max_tries=3).action.value == "fail"
 
 
 def error_classes(base: type[errors.NightshiftError] = errors.NightshiftError) -> list[Any]:
@@ -146,22 +146,34 @@ def error_classes(base: type[errors.NightshiftError] = errors.NightshiftError) -
 
 
 @pytest.mark.parametrize("error", error_classes(), ids=lambda cls: cls.__name__)
-def test_the_retry_policy_agrees_with_the_error_tree(error: type[errors.NightshiftError]) -> None:
+def test_the_retry_table_agrees_with_the_error_tree(error: type[errors.NightshiftError]) -> None:
     decision = retry.POLICY.evaluate(error("something"), try_number=1, max_tries=3)
-    if issubclass(error, errors.PermanentError):
-        assert decision.action.value == "fail"
-    else:
-        assert decision.action.value in {"default", "retry"}
-    is_stockout = issubclass(error, errors.CapacityUnavailable)
-    assert decision.retry_delay == (retry.CAPACITY_DELAY if is_stockout else None)
+    expected = {False: "fail", True: "retry"}[error.retryable]
+    assert decision.action.value == ("default" if error is errors.NightshiftError else expected)
+    assert (decision.retry_delay is not None) == error.retryable
+
+
+def test_a_stockout_waits_longest() -> None:
+    def delay(error: errors.NightshiftError) -> timedelta | None:
+        return retry.POLICY.evaluate(error, try_number=1, max_tries=3).retry_delay
+
+    others = [cls for cls in error_classes() if cls.retryable and cls is not errors.CapacityUnavailable]
+    longest = delay(errors.CapacityUnavailable("full"))
+    assert longest is not None
+    assert all(longest > (delay(cls("something")) or longest) for cls in others)
+
+
+def test_every_reason_code_is_one_error_s_own() -> None:
+    codes = [cls.reason for cls in error_classes()]
+    assert len(codes) == len(set(codes))
 
 
 def test_each_step_has_the_recipes_limit(dag: DAG, recipe: Recipe) -> None:
-    night = Night(recipe, "a-run", dag.dag_id, "a-run-id")
     limits = recipe.timeouts
     expected = [limits.install, limits.to_maxtext, limits.train, limits.to_huggingface, limits.export]
     steps = [dag.get_task(task) for task in ON_THE_VM]
-    assert [step.limit(night) for step in steps if isinstance(step, RemoteStepOperator)] == expected
+    assert [s.job.minutes(recipe) for s in steps if isinstance(s, RemoteStepOperator)] == expected
+    assert jobs.RESTORE.minutes(recipe) == limits.restore
 
 
 def test_the_dag_survives_serialization(dag: DAG) -> None:

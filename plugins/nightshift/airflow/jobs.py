@@ -179,5 +179,7 @@ def still_to_do(jobs: Sequence[Job], done: Container[str]) -> tuple[Job, ...]:
 
     :param done: names of the jobs that have succeeded on this boot of the VM.
     """
-    last = max((number for number, job in enumerate(jobs) if job.name in done), default=-1)
+    # A training that has ended on this VM has left its checkpoints there.
+    there = {job for job in jobs if job.name in done or (job is RESTORE and TRAIN.name in done)}
+    last = max((number for number, job in enumerate(jobs) if job in there), default=-1)
     return tuple(jobs[last + 1 :])

@@ -24,7 +24,7 @@ class ExportOperator(RemoteStepOperator):
     step = "export"
     operator_extra_links = (VmLink(), BucketLink())
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> Any:
         """Show where it goes, then do it."""
         bucket = self.night(context).bucket
         address = bucket_address(bucket.bucket, bucket.run_prefix, self.google.storage_endpoint)
