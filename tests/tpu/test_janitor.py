@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from nightshift import errors, names
 from nightshift.errors import AccessDenied, CloudUnavailable, OrphanFound
@@ -483,8 +484,10 @@ def test_what_an_earlier_try_began_is_not_called_deleted_while_nothing_can_be_li
     assert set(outcomes(yard.sweep(earlier=tuple(yard.journal))).values()) == {Outcome.ERROR}
 
 
-def test_another_instance_under_the_same_name_is_left_alone(yard: Yard) -> None:
+@pytest.mark.parametrize("ours", [True, False])
+def test_another_instance_under_the_same_name_is_left_alone(yard: Yard, ours: bool) -> None:
     name = yard.vm(RunState("failed"))
+    labels = names.labels("x", name, installation=yard.installation, expires=datetime.now(UTC) + GRACE)
 
     def replaced(_run_id: str, times: int) -> None:
         if times == 1:
@@ -500,7 +503,7 @@ def test_another_instance_under_the_same_name_is_left_alone(yard: Yard) -> None:
                     zone="us-east5-b",
                     machine_type="ct6e-standard-8t",
                     provisioning=Spot(model="SPOT"),
-                    labels={"team": "vision"},
+                    labels=labels if ours else {"team": "vision"},
                     ssh_user="nightshift",
                     ssh_public_key=PUBLIC_KEY,
                 )
@@ -510,6 +513,25 @@ def test_another_instance_under_the_same_name_is_left_alone(yard: Yard) -> None:
 
     yard.airflow.when_asked = replaced
     assert outcomes(yard.sweep()) == {name: Outcome.GONE}
+    assert yard.is_there(name)
+
+
+def test_a_vm_that_is_given_to_somebody_else_meanwhile_is_left_alone(yard: Yard) -> None:
+    name = yard.vm(RunState("failed"))
+    path = f"/compute/v1/projects/{yard.api.project}/zones/us-east5-b/instances/{name}"
+
+    def given_away(_run_id: str, times: int) -> None:
+        if times == 1:
+            with httpx.Client(base_url=yard.cloud.compute_endpoint, trust_env=False) as client:
+                fingerprint = client.get(path).json()["labelFingerprint"]
+                labels = {"labels": {"team": "vision"}, "labelFingerprint": fingerprint}
+                operation = client.post(f"{path}/setLabels", json=labels).raise_for_status().json()["name"]
+            assert yard.api.wait_operation("us-east5-b", operation, timeout=30)
+
+    yard.airflow.when_asked = given_away
+    report = yard.sweep()
+    assert outcomes(report) == {name: Outcome.GONE}
+    assert "no longer ours" in report.findings[0].why
     assert yard.is_there(name)
 
 
