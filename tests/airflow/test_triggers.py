@@ -31,6 +31,11 @@ def remote_job() -> RemoteJobTrigger:
         address="10.0.0.2",
         host_keys=["ssh-ed25519 AAAA"],
         ssh_conn_id="nightshift_ssh",
+        project="p",
+        zone="us-east5-b",
+        instance="a-run",
+        instance_id="17",
+        attempt=1,
         offset=4711,
         total_steps=32,
     )

@@ -164,7 +164,8 @@ async def test_put_writes_a_file_with_its_mode(remote: SshVm, size: int) -> None
 async def test_a_transfer_that_is_cut_off_leaves_the_old_file(remote: SshVm) -> None:
     async with connect(remote.target) as host:
         await host.put("~/file", b"old")
-        remote.relay.cut_after_bytes_in = 1_000_000
+        remote.relay.cut_after("in", 1_000_000)
+    async with connect(remote.target) as host:
         with pytest.raises(HostUnreachable):
             await host.put("~/file", b"new" * 1_000_000)
     await eventually(lambda: not remote.sandbox.pids(b"cat"))

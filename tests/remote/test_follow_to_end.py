@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from nightshift.errors import AccessDenied, HostUnreachable
 from nightshift.remote.client import connect
-from nightshift.remote.reach import follow_to_end
 from nightshift.remote.job import JobSpec, JobState
+from nightshift.remote.reach import follow_to_end
 
 from tests.remote.vm_sandbox import JOB, SshVm, eventually
 

@@ -107,6 +107,11 @@ class VmSandbox:
             time.sleep(0.02)
 
     @staticmethod
+    def as_text(answer: dict[str, Any]) -> bytes:
+        """Return an answer as the agent printed it."""
+        return json.dumps(answer).encode()
+
+    @staticmethod
     def _object(text: bytes) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(text)
         return content
@@ -278,42 +283,62 @@ class _Auth(asyncssh.SSHServer):
 class Relay:
     """Forwards TCP connections to a port; can cut them, refuse them, and stop forwarding without a word."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._host = host
         self._port = port
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._limits = {"in": sys.maxsize, "out": sys.maxsize}
+        self._closed = False
         self.refusing = False
         self.connections = 0
-        self.cut_after_bytes_in = sys.maxsize
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refusing:
             writer.transport.abort()
             return
         self.connections += 1
-        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        self._writers |= {writer, server_writer}
-        for source, sink in ((reader, server_writer), (server_reader, writer)):
-            task = asyncio.create_task(self._copy(source, sink, counts=sink is server_writer))
+        self._writers.add(writer)
+        self._keep(asyncio.current_task())
+        await self._flowing.wait()
+        if self._closed:
+            return
+        try:
+            server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
+        except OSError:  # nobody listens there any more
+            writer.transport.abort()
+            return
+        self._writers.add(server_writer)
+        for source, sink, direction in ((reader, server_writer, "in"), (server_reader, writer, "out")):
+            self._keep(asyncio.create_task(self._copy(source, sink, self._limits[direction])))
+
+    def _keep(self, task: asyncio.Task[None] | None) -> None:
+        if task:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, counts: bool) -> None:
-        copied = 0
+    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, limit: int) -> None:
+        left = limit
         try:
             while data := await source.read(16384):
                 await self._flowing.wait()
-                sink.write(data)
+                sink.write(data[:left])
                 await sink.drain()
-                copied += len(data)
-                if counts and copied > self.cut_after_bytes_in:
+                left -= len(data)
+                if left < 0:
                     self.cut()
         except ConnectionError:
             return
         finally:
             sink.close()
+
+    def cut_after(self, direction: str, count: int | None) -> None:
+        """Break each connection to come after `count` bytes "in" to the VM or "out" of it; None: no more."""
+        self._limits = {"in": sys.maxsize, "out": sys.maxsize}
+        if count is not None:
+            self._limits[direction] = count
 
     def cut(self) -> None:
         """Break every connection."""
@@ -329,9 +354,13 @@ class Relay:
         self._flowing.set()
 
     async def close(self) -> None:
+        self._closed = True
         self.thaw()
         self.cut()
-        await asyncio.gather(*self._tasks)
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+            await asyncio.sleep(0)  # for the callbacks that take finished tasks out of the set
+            self.cut()
 
 
 @asynccontextmanager

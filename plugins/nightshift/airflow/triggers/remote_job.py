@@ -83,6 +83,7 @@ class RemoteJobTrigger(BaseTrigger):
         self.offset = offset
         self.total_steps = total_steps
         self._last_heard = 0.0  # time.monotonic
+        self._last_complaint = 0.0
         self._broken = asyncio.Event()
         self._google: GoogleHook | None = None
 
@@ -221,7 +222,9 @@ class RemoteJobTrigger(BaseTrigger):
         self._last_heard = time.monotonic()
 
     async def _connection_broke(self, error: HostUnreachable) -> None:
-        self.log.info("%s; connecting again", error.message)
+        if self._last_heard > self._last_complaint:  # once for each outage
+            self.log.info("%s; connecting again", error.message)
+            self._last_complaint = time.monotonic()
         self._broken.set()
 
     async def _raise_when_lost(self) -> None:
