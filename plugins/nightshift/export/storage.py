@@ -79,6 +79,27 @@ class Storage:
                 return None
             return data.decode(), int(blob.generation or 0)
 
+    def read_range(self, name: str, first: int, count: int) -> bytes | None:
+        """Return at most `count` bytes of the object from byte `first` on, or None when there is no such object.
+
+        A part has no checksum of its own, so nothing is checked but its length. Raises VerificationFailed when the
+        object ends before `first`.
+        """
+        with self._errors(f"reading {count} bytes of {name}"):
+            blob = self._bucket.blob(name)
+            try:
+                data: bytes = blob.download_as_bytes(
+                    start=first, end=first + count - 1, retry=self._retry, checksum=None
+                )
+            except api.NotFound:
+                self._first_object(name)
+                return None
+            except api.RequestRangeNotSatisfiable as error:
+                raise VerificationFailed(
+                    f"gs://{self.bucket}/{name} has no byte {first}", next_step=EXPORT_AGAIN
+                ) from error
+            return data
+
     def write_text(
         self, name: str, text: str, *, content_type: str = "text/plain", if_generation: int | None = None
     ) -> int:
