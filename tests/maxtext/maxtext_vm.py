@@ -23,12 +23,12 @@ from nightshift.tpu.compute import GoogleCompute
 from rehearsal.settings import WRITE_TOKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine
 
     from localcloud.handle import LocalCloud
     from nightshift.recipe import Recipe
     from nightshift.remote.client import RemoteHost
-    from nightshift.remote.job import CompletionRule, JobStatus
+    from nightshift.remote.job import JobStatus
 
 INCLUDE = Path(__file__).parents[2] / "include"
 BOOT_SECONDS = 60.0
@@ -108,23 +108,24 @@ class MaxTextVm:
             case "train":
                 text = scripts.train_script(recipe, layout, self.dataset_commit, self.bucket)
                 return text, commands.training_environment(recipe, layout)
-        raise ValueError(step)
+            case _:
+                raise ValueError(step)
 
-    def start(self, step: str, completion: CompletionRule | None = None, **env: str) -> str:
+    def start(self, step: str) -> str:
         """Start a step's job and return its id."""
         script, environment = self.script(step)
+        number = len(self._call(lambda host: host.jobs()))  # a step may be run again
         spec = JobSpec(
-            job_id=names.job_id(self.layout.run, step, self.instance_id),
+            job_id=names.job_id(self.layout.run, f"{step}-{number}", self.instance_id),
             script=script,
-            env={**environment, "HF_ENDPOINT": self.cloud.hub_endpoint, **env},
+            env={**environment, "HF_ENDPOINT": self.cloud.hub_endpoint},
             secret_env={"HF_TOKEN": WRITE_TOKEN},
-            completion=completion,
         )
         return self._call(lambda host: host.start(spec)).job_id
 
-    def run(self, step: str, **env: str) -> str:
+    def run(self, step: str) -> str:
         """Run a step to its end, which must be a success, and return its log."""
-        job = self.start(step, **env)
+        job = self.start(step)
         status = self.ended(job)
         log = self.log(job)
         assert status.exit_code == 0, log[-4000:]

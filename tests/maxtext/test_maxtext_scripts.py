@@ -273,7 +273,9 @@ def test_no_script_holds_or_prints_a_token(recipe: Recipe, layout: LocalLayout, 
         assert "$HF_TOKEN" not in script
         assert not re.search(r"\bset -\w*x|\benv\b|\bprintenv\b", script)
     Path(layout.base_checkpoint).mkdir(parents=True)
-    ran = machine.run(scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET), HF_TOKEN="hf_sentinelsentinel")
+    ran = machine.run(
+        scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET), HF_TOKEN="hf_sentinelsentinel"
+    )
     assert "sentinel" not in ran.output
     assert "sentinel" not in str(machine.calls())
 

@@ -22,8 +22,11 @@ Phase = Literal["pre", "intermediate", "post"]
 POST_EVALUATION = r"Post RL Training: corr="
 
 _NUMBER = r"(?:np\.\w+\()?([-+]?[\d.]+(?:[eE][-+]?\d+)?|nan|inf|-inf|True|False)\)?"
+#: What train_rl prints of a finished training step, up to its loss; STEP stands for its number.
+STEP_LINE = "Train step STEP training loss:"
+
 _STEP = re.compile(
-    rf"Train step (\d+) training loss:\s*{_NUMBER}(?:\s*-\s*training perplexity:\s*{_NUMBER})?"
+    rf"{STEP_LINE.replace('STEP', r'(\d+)')}\s*{_NUMBER}(?:\s*-\s*training perplexity:\s*{_NUMBER})?"
 )
 _EVALUATION = re.compile(
     r"(?:(?P<which>Pre|Post) RL Training|Intermediate Eval \(step=(?P<step>\d+)\)):"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightshift.maxtext import commands
+from nightshift.maxtext.logs import STEP_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -246,8 +247,12 @@ def _checkpoint_arguments(layout: VmLayout, bucket: BucketLayout) -> list[str]:
 
 
 def _copy_arguments(recipe: Recipe, layout: VmLayout, bucket: BucketLayout) -> list[str]:
-    final = str(commands.expected_steps(recipe))
-    return [*_checkpoint_arguments(layout, bucket), "--safe", layout.checkpoints_safe, "--final", final]
+    options = {
+        "--safe": layout.checkpoints_safe,
+        "--final": str(commands.expected_steps(recipe)),
+        "--step-line": STEP_LINE,
+    }
+    return [*_checkpoint_arguments(layout, bucket), *(word for option in options.items() for word in option)]
 
 
 def _metrics_arguments(recipe: Recipe, layout: VmLayout) -> list[str]:

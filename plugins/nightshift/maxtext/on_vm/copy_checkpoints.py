@@ -38,11 +38,12 @@ LOG_SECONDS = 30.0  # between two copies of the log that no checkpoint asks for
 LAST_LOG_SECONDS = (
     10.0  # the same after the final checkpoint, when the evaluation is all that is still to come
 )
+TOLD_SECONDS = 30.0  # for the log to tell of a step whose checkpoint is there already
 GIVEN_UP_SECONDS = (
     30.0  # for the last pass, after the time for the final step was over before the training's end
 )
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0  # seconds before another attempt, after the bucket has refused
-WORKERS = 4  # files at a time
+WORKERS = 8  # files at a time
 
 
 class Gone(Exception):
@@ -182,6 +183,9 @@ class Copier:
         try:
             sizes = sizes_of(source)
             files = self._send_all(folder, step, sizes, present)
+            # A training that goes on from here finds in the log what was measured up to here.
+            self._wait_until_told(step)
+            self._send_log(folder)
             still_there(source, sizes)
         except Gone:
             folder.delete(name for name in folder.list() if step_of(name) == step)
@@ -201,6 +205,14 @@ class Copier:
         # The manifests first: a step is either whole or no step.
         folder.delete(sorted(others, key=lambda name: (not name.endswith(".json") or "/" in name, name)))
         return True
+
+    def _wait_until_told(self, step: int) -> None:
+        """Wait for the step's own line, which train_rl prints a moment after it has begun to save the step."""
+        line = self.options.step_line.replace("STEP", str(step)).encode()
+        deadline = time.monotonic() + TOLD_SECONDS
+        while line not in whole_lines(self.options.log) and time.monotonic() < deadline:
+            if self.ended.wait(POLL_SECONDS / 4):
+                return
 
     def _send_all(
         self,
@@ -270,6 +282,9 @@ def main() -> None:
     parser.add_argument("--prefix", required=True, help="the folder in the bucket")
     parser.add_argument("--safe", type=Path, required=True, help="the file to touch when all is safe")
     parser.add_argument("--final", type=int, required=True, help="the training's last step")
+    parser.add_argument(
+        "--step-line", required=True, help="what a step's line in the log holds; STEP is its number"
+    )
     parser.add_argument("--ended", action="store_true", help="the training is over: make only the last pass")
     parser.add_argument("--patience", type=float, default=900.0, help="seconds for the last pass")
     parser.add_argument("--retry-seconds", type=float, default=60.0, help="patience per request")
