@@ -352,7 +352,17 @@ class Lifecycle:
                 ),
             )
             return
-        await self._end(record, delete=True)
+        try:
+            await self._end(record, delete=True)
+        except (
+            Exception
+        ) as error:  # whatever it is, who waits for the operation must hear of it and may ask again
+            log.exception("%s cannot be deleted", record.key)
+            self._operations.finish(
+                operation,
+                OperationFailure("INTERNAL_ERROR", f"Internal error: {error}", 500, "INTERNAL SERVER ERROR"),
+            )
+            return
         self._operations.finish(operation)
 
     async def _end(self, record: InstanceRecord, *, delete: bool) -> None:
