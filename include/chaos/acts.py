@@ -133,7 +133,7 @@ def kill_worker(scene: Scene) -> None:
     """Kill the task's process and the worker that supervises it."""
     task = scene.tasks()[scene.case.step]
     struck = scene.stage.services.kill_task(task["id"])
-    scene.notes.append("killed the task's worker" if struck else f"no worker: the task is {task['state']}")
+    scene.notes.append(f"killed {struck} processes of the task, which was {task['state']}")
 
 
 # People.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
+import threading
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
 
     from rehearsal.settings import Settings
 
+    from chaos.database import Postgres, Sqlite
+
 #: What an installation runs (Airflow 3.3), by the word after `airflow`.
 SERVICES: Final = ("api-server", "scheduler", "dag-processor", "triggerer")
 START_TIMEOUT = 240.0  # seconds
 _POLL_SECONDS = 0.5
+_WORKER = "airflow worker"  # how the titles of LocalExecutor's processes and of tasks begin
 _AIRFLOW = str(ROOT / ".venv" / "bin" / "airflow")
-#: How long a writer waits for another one. Airflow's scheduler ends at the first "database is locked" of SQLite, whose
-#: own 5 seconds are not enough for as many runs at once.
-LOCK_SECONDS = 60
-
 #: Airflow notices the death of a part after these seconds; its own values are minutes (config.yml of 3.3.2).
 SHORT_TEMPERED: Final[Mapping[str, object]] = {
     "CORE__PARALLELISM": 8,
@@ -40,7 +39,6 @@ SHORT_TEMPERED: Final[Mapping[str, object]] = {
     "SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": 5,
     "TRIGGERER__JOB_HEARTBEAT_SEC": 3,
     "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": 15,
-    "WORKERS__MIN_HEARTBEAT_INTERVAL": 3,
     "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": 60,
     "LOGGING__LOGGING_LEVEL": "INFO",
 }
@@ -55,23 +53,23 @@ class Services:
 
     settings: Settings
     recipes: Path
+    database: Postgres | Sqlite
+    #: Services that ended without having been killed here.
+    deaths: list[str] = field(default_factory=list)
+    _down: set[str] = field(default_factory=set)
+    _ending: threading.Event = field(default_factory=threading.Event)
     _leaders: dict[str, psutil.Process] = field(default_factory=dict)
     _sessions: set[int] = field(default_factory=set)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of every process."""
         short = {f"AIRFLOW__{key}": str(value) for key, value in SHORT_TEMPERED.items()}
-        database = f"sqlite:///{self._database}?timeout={LOCK_SECONDS}"
         return {
             **self.settings.environment(),
             **short,
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database,
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self.database.url,
             "NIGHTSHIFT_RECIPES": str(self.recipes),
         }
-
-    @property
-    def _database(self) -> Path:
-        return self.settings.airflow_home / "airflow.db"
 
     def start(self) -> None:
         """Make the database and start all services; return when they are healthy.
@@ -79,6 +77,7 @@ class Services:
         Raises AirflowFailed when they are not in time.
         """
         self.settings.airflow_home.mkdir(parents=True, exist_ok=True)
+        self.database.start()
         with self._log("migrate").open("ab") as log:
             subprocess.run(
                 [_AIRFLOW, "db", "migrate"],
@@ -87,11 +86,9 @@ class Services:
                 stderr=log,
                 check=True,
             )
-        with closing(sqlite3.connect(self._database)) as database:
-            # Kept in the file: readers and a writer no longer exclude each other.
-            database.execute("PRAGMA journal_mode=WAL")
         for service in SERVICES:
             self._start(service)
+        threading.Thread(target=self._guard, name="service-manager", daemon=True).start()
         self.wait_until_healthy()
 
     def _start(self, service: str) -> None:
@@ -123,6 +120,7 @@ class Services:
 
     def kill(self, *services: str) -> None:
         """Kill services with all their children by SIGKILL, at once."""
+        self._down.update(services)
         trees = [tree for service in services for tree in _tree(self._leaders[service])]
         for process in trees:
             with suppress(psutil.NoSuchProcess):
@@ -133,26 +131,43 @@ class Services:
         """Start services anew, as a service manager does, and return when all are healthy."""
         for service in services:
             self._start(service)
+        self._down.difference_update(services)
         # A dead service is called healthy until its last heartbeat is old enough: its own log is no better sign.
         time.sleep(_POLL_SECONDS)
         self.wait_until_healthy()
 
-    def kill_task(self, instance_id: str) -> bool:
-        """Kill the process of a task and the worker that supervises it; return whether there was one.
+    def kill_task(self, instance_id: str) -> int:
+        """Kill the process of a task and the worker that supervises it; return how many there were.
 
-        :param instance_id: the task instance's id, which the process has in its title (Airflow 3.3).
+        :param instance_id: the task instance's id, which both have in their titles (Airflow 3.3).
         """
-        for process in psutil.process_iter(["cmdline"]):
-            if instance_id in " ".join(process.info["cmdline"] or ()):
-                with suppress(psutil.NoSuchProcess):
-                    parent = process.parent()
-                    for victim in [*([parent] if parent else []), process]:
-                        victim.send_signal(signal.SIGKILL)
-                    return True
-        return False
+        struck = [
+            process
+            for process in self._all()
+            if (title := _title(process)).startswith(_WORKER) and instance_id in title
+        ]
+        parents = {process.ppid() for process in struck} - {process.pid for process in struck}
+        for pid in parents:
+            with suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(pid)
+                if _title(parent).startswith(_WORKER):
+                    struck.append(parent)
+        for process in struck:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        return len(struck)
+
+    def _guard(self) -> None:
+        """Start a service again that has ended by itself, as a service manager does."""
+        while not self._ending.wait(_POLL_SECONDS):
+            for service, leader in list(self._leaders.items()):
+                if service not in self._down and not _lives(leader):
+                    self.deaths.append(service)
+                    self._start(service)
 
     def stop(self) -> None:
         """End every process of this Airflow. Raises AirflowFailed when one does not end."""
+        self._ending.set()
         for end in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + airflow_server.TERM_GRACE
             for process in self._all():
@@ -161,6 +176,7 @@ class Services:
             while self._all() and time.monotonic() < deadline:
                 time.sleep(0.2)
         airflow_server.stop(self.settings)
+        self.database.stop()
 
     def _all(self) -> list[psutil.Process]:
         found = []
@@ -170,6 +186,19 @@ class Services:
                 if session in self._sessions and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _title(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def _tree(leader: psutil.Process) -> list[psutil.Process]:

@@ -6,6 +6,7 @@ import fnmatch
 import shutil
 import signal
 import time
+from itertools import batched
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -92,9 +93,11 @@ def run_all(
             for alone in (True, False):
                 chosen = [case for case in single if case.alone == alone]
                 results += runner.run_single(stage, chosen, tell)
+            console.print(f"services that ended by themselves: {stage.services.deaths or 'none'}")
             for fault in KILLS:
-                if struck := [case for case in quick if case.kind == "everybody" and case.fault == fault]:
-                    results += runner.run_together(stage, fault, struck, tell)
+                struck = [case for case in quick if case.kind == "everybody" and case.fault == fault]
+                for some in batched(struck, len(stage.lanes["night"])):
+                    results += runner.run_together(stage, fault, some, tell)
     if genuine := [case for case in cases if case.kind == "real"]:
         found, compared = real.run(folder / "real", genuine, tell)
         results += found

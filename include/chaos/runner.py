@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import httpx
+from localcloud.handle import CloudUnreachable
+
 from chaos.cases import PLACES, STEPS
 from chaos.matrix import KILLS
 from chaos.scene import ENDED, Scene
@@ -176,6 +179,16 @@ def _each(pool: ThreadPoolExecutor, scenes: Sequence[Scene], act: Callable[[Scen
 
 def judge(scene: Scene, began: float, problem: str | None = None) -> Result:
     """Hold what became of a run against what was expected of it."""
+    try:
+        return _judge(scene, began, problem)
+    except (httpx.HTTPError, CloudUnreachable) as error:
+        told = tuple(filter(None, (problem, f"it could not be judged: {error}")))
+        return Result(
+            scene.case.fault, scene.case.step, "", "unknown", -1, -1, -1, None, time.monotonic() - began, told
+        )
+
+
+def _judge(scene: Scene, began: float, problem: str | None) -> Result:
     case, expected = scene.case, scene.case.expected
     problems = [problem] if problem else []
     state = scene.run_state()

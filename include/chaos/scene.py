@@ -42,8 +42,8 @@ UNFINISHED: Final = frozenset({
     None,
 })
 COPY_LIMIT = 60.0  # seconds from a checkpoint to its copy
-REACH_LIMIT = 180.0  # seconds until a run has come to its step
-RUN_LIMIT = 420.0  # seconds for a whole run
+REACH_LIMIT = 300.0  # seconds until a run has come to its step
+RUN_LIMIT = 600.0  # seconds for a whole run
 REAL_LIMIT = 1200.0  # seconds for a run of the real MaxText
 JANITOR: Final = "nightshift-janitor"
 _POLL_SECONDS = 0.4
@@ -78,6 +78,14 @@ class Stage:
         """Delete a VM behind Airflow's back."""
         path = f"/compute/v1/projects/{vm['project']}/zones/{vm['zone']}/instances/{vm['name']}"
         httpx.delete(self.cloud.compute_endpoint + path, timeout=30, trust_env=False).raise_for_status()
+
+
+def _patiently[T](look: Callable[[], T]) -> T | None:
+    """Return what a look shows, or None while Airflow or the cloud is too busy to answer."""
+    try:
+        return look()
+    except (httpx.HTTPError, CloudUnreachable):
+        return None
 
 
 @dataclass
@@ -126,7 +134,7 @@ class Scene:
     def wait[T](self, what: str, look: Callable[[], T], limit: float = REACH_LIMIT) -> T:
         """Return the first answer of `look` that is true. Raises NotReached after `limit` seconds."""
         deadline = time.monotonic() + limit
-        while not (answer := look()):
+        while not (answer := _patiently(look)):
             if time.monotonic() > deadline or self.stage.ended.is_set():
                 states = {task: found["state"] for task, found in self.tasks().items()}
                 raise NotReached(f"run {self.run_id} has not come to {what} after {limit:.0f} s: {states}")
@@ -246,11 +254,3 @@ class Scene:
             deadline = time.monotonic() + REACH_LIMIT
             while self.stage.airflow.run_state(JANITOR, run_id) not in ENDED and time.monotonic() < deadline:
                 time.sleep(1)
-
-    def is_unreachable(self) -> bool:
-        """Return whether the local cloud does not answer."""
-        try:
-            self.stage.cloud.status()
-        except CloudUnreachable:
-            return True
-        return False

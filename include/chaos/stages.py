@@ -14,7 +14,7 @@ from nightshift import names
 from rehearsal.api import Airflow
 from rehearsal.settings import Settings
 
-from chaos import recipes
+from chaos import database, recipes
 from chaos.airflow import Services
 from chaos.observer import Observer
 from chaos.scene import JANITOR, Stage
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-#: Airflow, the four ports of the local cloud, and the two log servers.
-PORTS = 7
+#: Airflow, the four ports of the local cloud, the two log servers, and the database.
+PORTS = 8
 #: Slow enough for a VM to be met in every status.
 TIMING = {
     "LOCALCLOUD_QUEUE_SECONDS": "1.0",
@@ -46,7 +46,8 @@ def stage(
     settings = Settings(var=folder, port=_free_port())
     for old in (settings.airflow_home, settings.cloud.state_dir, folder / "control", folder / "recipes"):
         shutil.rmtree(old, ignore_errors=True)
-    lanes = recipes.write(folder / "recipes", kinds)
+    base = database.choose(settings.airflow_home, settings.port + PORTS - 1)
+    lanes = recipes.write(folder / "recipes", {kind: min(count, base.runs) for kind, count in kinds.items()})
     control = folder / "control"
     for made in (control, settings.demo):
         made.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,7 @@ def stage(
     cloud = LocalCloud.start(
         settings.cloud.state_dir, settings.cloud.port, environment={**ours, **(environment or {})}
     )
-    services = Services(settings, folder / "recipes")
+    services = Services(settings, folder / "recipes", base)
     observer = Observer(cloud)
     try:
         services.start()

@@ -7,6 +7,9 @@ mount -t proc proc /proc
 hostname "$VM_NAME"
 
 mount -t tmpfs -o mode=755 tmpfs /mnt
+# The kernel is the host's, but each boot of a VM has an id of its own.
+cat /proc/sys/kernel/random/uuid > /mnt/boot_id
+mount --bind /mnt/boot_id /proc/sys/kernel/random/boot_id
 sed "s#^\([^:]*:[^:]*:$(id -u):[^:]*:[^:]*\):[^:]*:.*#\1:$VM_HOME:/bin/bash#" /etc/passwd > /mnt/passwd
 chmod 644 /mnt/passwd
 mount --bind /mnt/passwd /etc/passwd
