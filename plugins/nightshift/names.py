@@ -78,9 +78,9 @@ def labels(recipe: str, run: str, *, installation: str, expires: datetime) -> di
 
 
 def expiry(labels: Mapping[str, str]) -> datetime | None:
-    """Return when an instance with these labels expires; None when they do not say so."""
+    """Return when an instance with these labels expires; None when they do not say so in seconds since 1970."""
     text = labels.get(LABEL_EXPIRES, "")
-    return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
+    return datetime.fromtimestamp(int(text), UTC) if re.fullmatch(r"[0-9]{1,11}", text) else None
 
 
 def job_id(run: str, step: str, incarnation: str) -> str:
@@ -89,6 +89,11 @@ def job_id(run: str, step: str, incarnation: str) -> str:
     :param incarnation: the instance's numeric id: a re-created VM of the same name starts with no jobs.
     """
     return f"{run}.{step}.{incarnation}"
+
+
+def step_of(job_id: str) -> str:
+    """Return the step that a remote job belongs to."""
+    return job_id.split(".")[-2]
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,9 @@ class Steps:
             ti.next_method, ti.next_kwargs = TRIGGER_FAIL_REPR, {"error": reason.value}
         else:
             event = _run_inline_trigger(self._trigger(task_id), self._sdk(ti))  # type: ignore[no-untyped-call]
-            ti.next_method = self._deferred[task_id].next_method
-            ti.next_kwargs = {"event": serialize(event.payload)}
+            deferred = self._deferred[task_id]
+            ti.next_method = deferred.next_method
+            ti.next_kwargs = {**(deferred.next_kwargs or {}), "event": serialize(event.payload)}
         return self._go_on(ti)
 
     def kill(self, task_id: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from nightshift import names
+from nightshift.ledger.vms import VmDocument
 from nightshift.recipe import load_recipe
 from rehearsal.demo import RECIPE
 
@@ -82,6 +83,11 @@ class Nights:
         if token:
             connections[names.HUB_CONNECTION]["password"] = token
         return {f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in connections.items()}
+
+    def vm_documents(self) -> list[VmDocument]:
+        """Return what the last recipe's run knows of its VMs, the oldest first."""
+        texts = [path.read_text(encoding="utf-8") for path in self.folder.glob("*/vms/*.json")]
+        return sorted(map(VmDocument.model_validate_json, texts), key=lambda document: document.created)
 
     @property
     def published(self) -> str:

@@ -164,7 +164,7 @@ def test_a_stockout_waits_longest() -> None:
 
 
 def test_every_reason_code_is_one_error_s_own() -> None:
-    codes = [cls.reason for cls in error_classes()]
+    codes = [cls.reason for cls in error_classes() if "reason" in vars(cls)]
     assert len(codes) == len(set(codes))
 
 

@@ -103,7 +103,8 @@ def test_parsing_loads_no_client_library(environment: dict[str, str]) -> None:
 
 def test_the_shipped_recipes_become_dags_without_an_import_error(environment: dict[str, str]) -> None:
     bag = run(BAG, str(ROOT / "dags"), environment=environment)
-    assert bag == {"dags": ["posttrain-llama31-8b-gsm8k", "posttrain-rehearsal"], "errors": {}}
+    shipped = ["nightshift-janitor", "posttrain-llama31-8b-gsm8k", "posttrain-rehearsal"]
+    assert bag == {"dags": shipped, "errors": {}}
 
 
 BROKEN = """\
@@ -134,7 +135,7 @@ def test_a_broken_recipe_is_an_import_error_and_takes_no_dag_with_it(
         RECIPE.read_text().replace("dataset:\n", "dataset:\n  revision: 2026-11-31\n")
     )
     bag = run(BAG, str(ROOT / "dags"), environment={**environment, "NIGHTSHIFT_RECIPES": str(recipes)})
-    assert bag["dags"] == ["posttrain-rehearsal"]
+    assert bag["dags"] == ["nightshift-janitor", "posttrain-rehearsal"]
     assert list(bag["errors"]) == ["recipe_faults.py"]
     text = bag["errors"]["recipe_faults.py"]
     assert "RecipeError" in text

@@ -55,9 +55,13 @@ def test_a_vm_that_does_not_answer_for_a_while_is_waited_for(nights: Nights, run
     run.execute(STEP)
     started = vm.job(STEP)
     nights.cloud.fault(on="ssh", instance=run.result("create_vm")["name"], kind="refuse:6")
-    again = run.execute(STEP)
-    assert again["state"] == "deferred"
-    assert "waiting up to 15 min" in run.log()
+    waiting = run.execute(STEP)
+    assert waiting["state"] == "deferred"
+    assert waiting["deferred"]["trigger"].endswith("VmReadyTrigger")
+    assert "waiting for it (1 of " in run.log()
+    again = run.resume(STEP)
+    assert again["deferred"]["trigger"].endswith("RemoteJobTrigger")
+    assert f"Attached to job {started.job_id}" in run.log()
     assert vm.job(STEP).pid == started.pid
 
 
@@ -136,27 +140,77 @@ def test_a_trigger_that_fails_is_tried_again_and_leaves_a_reason(run: StepRun, v
 
 
 def test_a_failed_job_shows_its_last_lines_and_leaves_its_log_in_the_bucket(
-    nights: Nights, run: StepRun
+    nights: Nights, run: StepRun, vm: Vm
 ) -> None:
-    told = run.complete("convert_to_huggingface")  # before anything was trained
+    vm.run(
+        "mkdir maxtext_venv && touch maxtext_venv.lock && chmod 000 maxtext_venv.lock && rm -rf maxtext_venv"
+    )
+    vm.run("rm -f maxtext_venv.lock && mkdir maxtext_venv.lock")  # where the script writes a file
+    told = run.complete(STEP)
     assert told["error_class"] == "StepFailed"
     assert told["state"] == "failed"
-    assert "error[no_checkpoint]: no trained checkpoint in /dev/shm/" in told["error"]
+    assert "maxtext_venv.lock: Is a directory" in told["error"]
     assert "Next: " in told["error"]
-    assert run.tasks()["convert_to_huggingface"]["xcom"]["error"]["reason"] == "step_failed"
-    (log,) = nights.folder.rglob("logs/convert_to_huggingface/*-1.log")
+    assert run.tasks()[STEP]["xcom"]["error"]["reason"] == "step_failed"
+    (log,) = nights.folder.rglob(f"logs/{STEP}/*-1.log")
     assert log.is_relative_to(nights.cloud.settings.storage_root / BUCKET)
-    assert "error[no_checkpoint]" in log.read_text(encoding="utf-8")
+    assert "Is a directory" in log.read_text(encoding="utf-8")
 
 
-def test_a_lost_vm_is_made_anew_under_its_name_and_starts_without_jobs(nights: Nights, run: StepRun) -> None:
+def test_a_lost_vm_is_made_up_for_within_the_same_try(nights: Nights, run: StepRun) -> None:
     created = run.result("create_vm")
     nights.cloud.fault(on="preempt", instance=created["name"])
-    told = run.execute(STEP)
-    assert told["error_class"] == "VmLost"
-    assert told["state"] == "up_for_retry"
-    assert created["name"] in told["error"]
-    assert run.complete("create_vm")["state"] == "success"
-    assert run.result("create_vm")["instance_id"] != created["instance_id"]
-    assert run.execute(STEP)["state"] == "deferred"
+    waiting = run.execute(STEP)
+    assert waiting["deferred"]["trigger"].endswith("VmReadyTrigger")
+    assert "making another one, 1 of 3" in run.log()
+    again = run.resume(STEP)
+    assert again["deferred"]["trigger"].endswith("RemoteJobTrigger")
     assert "attempt 1" in run.log()
+    (vm,) = nights.cloud.status()["vms"]
+    assert (vm["name"], vm["id"] != created["instance_id"]) == (created["name"], True)
+    assert [d.end_reason for d in nights.vm_documents()] == ["vm_preempted", None]
+
+
+def test_a_run_that_loses_too_many_vms_ends_with_the_reason(nights: Nights, run: StepRun) -> None:
+    for number in range(1, 4):
+        (vm,) = nights.cloud.status()["vms"]
+        nights.cloud.fault(on="preempt", instance=vm["name"])
+        assert run.execute(STEP)["state"] == "deferred"
+        assert f"making another one, {number} of 3" in run.log()
+        assert run.resume(STEP)["state"] == "deferred"
+    (vm,) = nights.cloud.status()["vms"]
+    nights.cloud.fault(on="preempt", instance=vm["name"])
+    told = run.execute(STEP)
+    assert (told["state"], told["error_class"]) == ("failed", "RecoveriesExhausted")
+    assert "has lost 4 VMs" in told["error"]
+    assert "tpu.max_recoveries" in told["error"]
+
+
+def test_a_preempted_vm_is_noticed_while_the_job_is_followed(nights: Nights, run: StepRun) -> None:
+    run.execute(STEP)
+    nights.cloud.fault(on="preempt", instance=run.result("create_vm")["name"])
+    waiting = run.resume(STEP)
+    assert waiting["deferred"]["trigger"].endswith("VmReadyTrigger")
+    assert run.resume(STEP)["deferred"]["trigger"].endswith("RemoteJobTrigger")
+
+
+def test_a_rebooted_vm_is_used_on_and_its_job_is_started_again(nights: Nights, run: StepRun, vm: Vm) -> None:
+    run.execute(STEP)
+    nights.cloud.fault(on="host_error", instance=run.result("create_vm")["name"])
+    told = run.resume(STEP)
+    while told["deferred"]["trigger"].endswith("VmReadyTrigger"):
+        told = run.resume(STEP)
+    assert told["state"] == "deferred"
+    again = vm.job(STEP)
+    assert (again.state, again.attempt) == (JobState.RUNNING, 2)
+    (left,) = nights.cloud.status()["vms"]
+    assert left["id"] == run.result("create_vm")["instance_id"]
+
+
+def test_a_job_that_somebody_stopped_is_started_again_within_the_same_try(run: StepRun, vm: Vm) -> None:
+    run.execute(STEP)
+    vm.stop(STEP)
+    again = run.resume(STEP)
+    assert again["state"] == "deferred"
+    assert "was interrupted" in run.log()
+    assert (vm.job(STEP).state, vm.job(STEP).attempt) == (JobState.RUNNING, 2)

@@ -47,6 +47,11 @@ class Vm:
         (found,) = [job for job in self._call(lambda host: host.jobs()) if f".{step}." in job.job_id]
         return found
 
+    def stop(self, step: str) -> None:
+        """Stop the job of a step."""
+        job_id = self.job(step).job_id
+        self._call(lambda host: host.stop(job_id, grace=1))
+
     def run(self, script: str) -> str:
         """Run a short script and return what it printed."""
         done = self._call(lambda host: host.run(script, timeout=CALL_SECONDS))

@@ -151,6 +151,7 @@ EXPORT: Final = Job("export", "export", _export)
 
 ALL: Final = (INSTALL, TO_MAXTEXT, RESTORE, TRAIN, TO_HUGGINGFACE, EXPORT)
 
+OF: Final[Mapping[str, Job]] = {job.name: job for job in ALL}
 #: Step (the task's id) → its own job, to which its plan leads.
 OWN: Final[Mapping[str, Job]] = {job.name: job for job in ALL if job is not RESTORE}
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from nightshift import names
 from nightshift.airflow import jobs
 from nightshift.airflow.log_view import LogView
 from nightshift.airflow.night import pulled
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 #: by then, and need not go through the triggerer (see triggers/settling.py).
 QUICK_SECONDS = 8.0
 TAIL_LINES = 400
+LOG_PATIENCE = 60.0  # seconds without progress while a log is read
 LEAST_TIMEOUT = 30.0  # seconds that even a re-attached job past its limit gets, to tell its end
 #: How often a step may lose the SSH connection within one try before the try fails.
 UNREACHABLE_LIMIT = 20
@@ -88,34 +90,37 @@ class RemoteStepOperator(VmOperator):
         with self.reporting(context):
             return self.go_on(context)
 
-    def finish(
-        self, context: Context, event: dict[str, Any], followed: str = "", unreachable: int = 0
-    ) -> Any:
+    def finish(self, context: Context, event: dict[str, Any], unreachable: int = 0) -> Any:
         """Go on after the job that was followed has ended, or could not be followed any longer.
 
-        :param followed: the job's name.
+        :param event: of RemoteJobTrigger.
         :param unreachable: how often the VM did not answer in this try.
         """
         with self.reporting(context):
-            if event["ended"]:
-                return self.go_on(context, followed=followed, unreachable=unreachable)
-            if event.get("reason") == AccessDenied.reason:
+            reason = None if event["ended"] else event["reason"]
+            if reason == AccessDenied.reason:
                 instance = self.living_vm(context)
                 raise AccessDenied(
                     f"{instance.name} does not let us in any more, or shows another host key; see the log above",
                     next_step="check the key in the SSH connection and who may change the VM's metadata",
                     billed=f"instance {instance.zone}/{instance.name} until it is deleted",
                 )
-            if event.get("reason") == HostUnreachable.reason:
+            if reason == HostUnreachable.reason:
                 # RUNNING for the API and silent for a quarter of an hour: nothing will come of it.
                 self.recover(context, BootTimedOut("the VM is RUNNING, but has not answered by SSH"))
+            followed = {key: event[key] for key in ("job_id", "attempt", "shown")}
             return self.go_on(context, followed=followed, unreachable=unreachable)
 
-    def go_on(self, context: Context, *, followed: str = "", unreachable: int = 0, **_state: Any) -> Any:
-        """Take the plan as far as it goes without waiting; defer for the rest."""
+    def go_on(
+        self, context: Context, *, followed: Mapping[str, Any] | None = None, unreachable: int = 0, **_: Any
+    ) -> Any:
+        """Take the plan as far as it goes without waiting; defer for the rest.
+
+        :param followed: which attempt of which job has been followed in this try, and up to which byte of its log.
+        """
         try:
             site = self._site(context)
-            return asyncio.run(self._work_through(site, followed))
+            return asyncio.run(self._work_through(site, followed or {}))
         except _Running as running:
             self._follow(site, running, unreachable)
         except VmLost as lost:
@@ -123,7 +128,11 @@ class RemoteStepOperator(VmOperator):
         except HostUnreachable as error:
             if unreachable >= UNREACHABLE_LIMIT:
                 raise
-            self._wait_until_it_answers(context, error, followed, unreachable + 1)
+            # Waited for in the triggerer: hours of training may lie on it.
+            self.log.warning(
+                "%s; waiting for it (%d of %d)", error.message, unreachable + 1, UNREACHABLE_LIMIT
+            )
+            self.await_vm(context, state={"followed": followed, "unreachable": unreachable + 1})
 
     def overdue(self, context: Context) -> NightshiftError:
         """Stop the job whose time is up; one that has ended meanwhile is judged by the next try."""
@@ -179,17 +188,17 @@ class RemoteStepOperator(VmOperator):
             )
         return dict(resolved)
 
-    async def _work_through(self, site: jobs.Site, followed: str) -> dict[str, Any]:
+    async def _work_through(self, site: jobs.Site, followed: Mapping[str, Any]) -> dict[str, Any]:
         """Run the jobs of the plan that are not done. Raises _Running when one takes longer."""
         from nightshift.remote.client import connect
 
         async with connect(site.target) as host:
             known = {status.job_id: status for status in await host.jobs()}
+            own = known.get(followed.get("job_id", ""))
+            if own is not None and own.state is not JobState.RUNNING:
+                await self._judge(site, jobs.OF[names.step_of(own.job_id)], own)
             for job in await self._left_to_do(site, known):
-                status = known.get(site.job_id(job.name))
-                if status is not None and job.name == followed and status.state is not JobState.RUNNING:
-                    await self._judge(site, host, job, status)
-                while not await self._run(site, host, job):
+                while not await self._run(site, host, job, followed):
                     continue
             return await self._conclude(site, host)
 
@@ -204,7 +213,7 @@ class RemoteStepOperator(VmOperator):
         saved = await asyncio.to_thread(newest_complete, self.google.storage(bucket.bucket), bucket)
         return jobs.still_to_do(jobs.plan(self.step, saved, expected_steps(site.recipe)), done)
 
-    async def _run(self, site: jobs.Site, host: RemoteHost, job: Job) -> bool:
+    async def _run(self, site: jobs.Site, host: RemoteHost, job: Job, followed: Mapping[str, Any]) -> bool:
         """Start a job or attach to it, show its log; return whether it has succeeded, or has to be started again.
 
         Raises what its failure means, and _Running when it is not over within QUICK_SECONDS.
@@ -227,24 +236,26 @@ class RemoteStepOperator(VmOperator):
             site.target.host,
             status.attempt,
         )
+        same = (status.job_id, status.attempt) == (followed.get("job_id"), followed.get("attempt"))
+        shown = int(followed["shown"]) if same else 0
         view = LogView(self.log, job.total_steps(site.recipe))
         with suppress(TimeoutError):
             async with asyncio.timeout(QUICK_SECONDS):
-                async for part in host.follow(status.job_id, attempt=status.attempt):
+                async for part in host.follow(status.job_id, offset=shown, attempt=status.attempt):
                     if isinstance(part, LogChunk):
                         view.feed(part)
                     else:
                         status = part
         if status.state is JobState.RUNNING:
-            raise _Running(job, status, view.resume_at)
+            raise _Running(job, status, max(shown, view.resume_at))
         view.close()
-        return await self._judge(site, host, job, status)
+        return await self._judge(site, job, status)
 
-    async def _judge(self, site: jobs.Site, host: RemoteHost, job: Job, status: JobStatus) -> bool:
+    async def _judge(self, site: jobs.Site, job: Job, status: JobStatus) -> bool:
         """Return whether an ended job has succeeded; False when it was only interrupted. Raises what else it means."""
         if status.succeeded and job is self.job:
             return True  # _conclude keeps the log
-        log = await _whole_log(host, status.job_id)
+        log = await _whole_log(site, status)
         await self._keep_log(site, job, status, log)
         if status.succeeded:
             return True
@@ -264,7 +275,7 @@ class RemoteStepOperator(VmOperator):
 
     async def _conclude(self, site: jobs.Site, host: RemoteHost) -> dict[str, Any]:
         status = await host.status(site.job_id(self.step))
-        log = await _whole_log(host, status.job_id)
+        log = await _whole_log(site, status)
         kept = await self._keep_log(site, self.job, status, log)
         figures = await self.figures(site, host, log.decode(errors="replace"))
         self.log.info(">> %s done in %s", self.step, duration(status.seconds or 0.0))
@@ -297,10 +308,10 @@ class RemoteStepOperator(VmOperator):
 
         stopped = None
         async with connect(site.target) as host:
-            running = {s.job_id for s in await host.jobs() if s.state is JobState.RUNNING}
+            running = {s.job_id: s.attempt for s in await host.jobs() if s.state is JobState.RUNNING}
             for job in jobs.ALL:
-                if site.job_id(job.name) in running:
-                    await host.stop(site.job_id(job.name), grace=grace)
+                if attempt := running.get(site.job_id(job.name)):
+                    await host.stop(site.job_id(job.name), grace=grace, attempt=attempt)
                     stopped = job
         return stopped
 
@@ -322,16 +333,9 @@ class RemoteStepOperator(VmOperator):
                 total_steps=job.total_steps(site.recipe),
             ),
             method_name="finish",
-            kwargs={"followed": job.name, "unreachable": unreachable},
+            kwargs={"unreachable": unreachable},
             timeout=timedelta(seconds=max(LEAST_TIMEOUT, left)),
         )
-
-    def _wait_until_it_answers(
-        self, context: Context, error: HostUnreachable, followed: str, unreachable: int
-    ) -> NoReturn:
-        """Wait in the triggerer for a VM that does not answer: hours of training may lie on it."""
-        self.log.warning("%s; waiting for it (%d of %d)", error.message, unreachable, UNREACHABLE_LIMIT)
-        self.await_vm(context, state={"followed": followed, "unreachable": unreachable})
 
 
 def _is_done(status: JobStatus | None) -> bool:
@@ -349,9 +353,8 @@ def _spec(site: jobs.Site, job: Job, work: Work) -> JobSpec:
     )
 
 
-async def _whole_log(host: RemoteHost, job_id: str) -> bytes:
-    """Return the job's log, however long: a training's is some megabytes, a looping warning's may be much more."""
-    pieces: list[bytes] = []
-    while piece := await host.read_log(job_id, offset=sum(map(len, pieces))):
-        pieces.append(piece)
-    return b"".join(pieces)
+async def _whole_log(site: jobs.Site, status: JobStatus) -> bytes:
+    """Return the log of the job's attempt, however long: a looping warning's may be hundreds of megabytes."""
+    from nightshift.remote.reach import fetch_log
+
+    return await fetch_log(site.target, status.job_id, attempt=status.attempt, patience=LOG_PATIENCE)

@@ -120,7 +120,8 @@ class RemoteJobTrigger(BaseTrigger):
         finally:
             view.close()
         await settle(since)
-        yield TriggerEvent(outcome)
+        shown = max(self.offset, view.resume_at)
+        yield TriggerEvent({**outcome, "job_id": self.job_id, "attempt": self.attempt, "shown": shown})
 
     async def on_kill(self) -> None:
         """Stop the attempt with all its children: the task was marked or cleared in the UI.
