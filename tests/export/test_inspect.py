@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, constants
-from nightshift.errors import AccessDenied, ConfigurationRefused, VerificationFailed
+from nightshift.errors import AccessDenied, CloudUnavailable, ConfigurationRefused, VerificationFailed
 from nightshift.export import inspect as inspection
 from nightshift.export.inspect import Inspection, inspect, read_source
 from nightshift.export.manifest import FileEntry, Manifest
+from nightshift.hub.errors import RetryPolicy
 from nightshift.names import BucketLayout
 
 from tests.maxtext.model_files import TELLING, Model, Stored, content
@@ -308,6 +309,24 @@ def test_a_source_without_safetensors_is_refused(night: Night, tmp_path: Path) -
     night.publish_source(source)
     with pytest.raises(ConfigurationRefused, match="has no safetensors files"):
         night.inspect()
+
+
+def test_a_source_whose_weights_are_broken_is_refused(night: Night, tmp_path: Path) -> None:
+    source = Model.copy(tmp_path / "source")
+    (source.path / "model.safetensors").write_bytes(b"\xff" * 1000)
+    night.publish_source(source)
+    with pytest.raises(ConfigurationRefused, match=r"model\.safetensors is no safetensors file"):
+        night.inspect()
+
+
+def test_an_overloaded_hub_is_asked_again(night: Night, cloud: LocalCloud) -> None:
+    commit = night.commit
+    cloud.fault(on="hub", method="GET", path="safetensors", status=503, times=1)
+    source = read_source(night.api, REPO, commit, policy=RetryPolicy(attempts=2, base=0.01, longest=2.0))
+    assert source.tensors
+    cloud.fault(on="hub", method="GET", path="safetensors", status=503, times=9)
+    with pytest.raises(CloudUnavailable):
+        read_source(night.api, REPO, commit, policy=RetryPolicy(attempts=1))
 
 
 def test_a_part_of_an_object_is_read(store: Storage, place: str) -> None:
