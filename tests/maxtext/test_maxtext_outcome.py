@@ -97,13 +97,46 @@ def test_the_completion_rule_waits_until_the_checkpoints_are_safe_and_for_the_la
         ("RESOURCE_EXHAUSTED: … Failed to write 4096 bytes", errors.DiskFull, "fewer checkpoints"),
         (
             "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 63.8G",
-            errors.StepFailed,
+            errors.DeviceOutOfMemory,
             "Lower training.batch_size",
         ),
         (
             "RESOURCE_EXHAUSTED: Error allocating device buffer on TPU",
-            errors.StepFailed,
+            errors.DeviceOutOfMemory,
             "Lower training.batch_size",
+        ),
+        (
+            "ValueError: Shape mismatch for params-decoder-layers: Expected (2, 64), got (2, 32)",
+            errors.RecipeError,
+            "one architecture",
+        ),
+        (
+            "ValueError: Requested shape: (64, 2) is not compatible with the stored shape: (64, 4).",
+            errors.RecipeError,
+            "one architecture",
+        ),
+        (
+            "ValueError: num_sampler_devices(8) must be divisible by rollout_data_parallelism(3)",
+            errors.RecipeError,
+            "training.batch_size",
+        ),
+        (
+            "ValueError: full_batch_size=7 must be a multiple of mini_batch_size=2.",
+            errors.RecipeError,
+            "batch",
+        ),
+        (
+            "TypeError: add got incompatible shapes for broadcasting: (8, 64), (8, 32).",
+            errors.StepFailed,
+            "each time",
+        ),
+        ('ValueError: Unknown split "tset". Should be one of', errors.RecipeError, "dataset.repo"),
+        ("KeyError: 'question'", errors.RecipeError, "columns question and answer"),
+        ("pyarrow.lib.ArrowInvalid: Parquet magic bytes not found in footer.", errors.RecipeError, "dataset"),
+        (
+            "datasets.exceptions.DatasetNotFoundError: Dataset 'x/y' doesn't exist on the Hub",
+            errors.AccessDenied,
+            "Check model and dataset",
         ),
         (
             "Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by process with pid 7.",
@@ -157,6 +190,25 @@ def test_an_unknown_failure_shows_the_last_lines() -> None:
     assert type(found) is errors.StepFailed
     assert found.message.startswith("to_maxtext ended with exit code 3; its last lines:\n  line 36\n")
     assert found.message.endswith("  boom")
+
+
+@pytest.mark.parametrize("status", ["429 Client Error: Too Many Requests", "Connection reset by peer"])
+def test_what_the_copier_met_is_not_why_the_training_ended(status: str) -> None:
+    note = f"nightshift: the copying of checkpoints waits for the bucket: {status}"
+    found = outcome.diagnose("train", [note, "AssertionError: loss is NaN"], 1)
+    assert type(found) is errors.StepFailed
+    assert note in found.message
+
+
+def test_a_killed_process_is_lost_whatever_its_log_holds() -> None:
+    found = outcome.diagnose("train", ["503 Server Error: Service Unavailable", "Train step 3"], 137)
+    assert type(found) is errors.JobLost
+    assert found.message.endswith("  Train step 3")
+
+
+def test_deterministic_failures_are_not_tried_again() -> None:
+    for line in ("Ran out of memory in memory space hbm", "Shape mismatch for x", "KeyError: 'answer'"):
+        assert outcome.diagnose("train", [line], 1).retryable is False
 
 
 def test_a_killed_process_may_be_tried_again() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from nightshift.maxtext import commands, logs, outcome, scripts
@@ -11,6 +14,9 @@ from nightshift.names import BucketLayout
 from nightshift.recipe import Recipe, load_recipe
 
 from tests.maxtext.vm_stand_in import LocalLayout, Machine
+
+if TYPE_CHECKING:
+    from localcloud.handle import LocalCloud
 
 RECIPES = Path(__file__).parents[2] / "include" / "recipes"
 EVENTS = Path(__file__).parent / "data" / "events.out.tfevents.1796134698.vm"
@@ -179,9 +185,103 @@ def test_a_reader_of_the_step_metrics_that_breaks_changes_nothing_for_the_traini
     assert logs.summarize(ran.output.splitlines()).pre is not None
 
 
-def trained(machine: Machine, recipe: Recipe, layout: LocalLayout, **env: str) -> None:
+@pytest.mark.parametrize("code", ["0", "3"])
+@pytest.mark.parametrize("copier", ["exit 1", "kill -9 $$", "trap '' TERM; sleep 0.7; exit 1"])
+def test_a_copier_that_breaks_changes_nothing_for_the_training(
+    machine: Machine, recipe: Recipe, layout: LocalLayout, copier: str, code: str
+) -> None:
     Path(layout.base_checkpoint).mkdir(parents=True)
-    assert machine.run(scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET), **env).code == 0
+    script = scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET)
+    ran = machine.run(script, COPIER=copier, FAIL=code.replace("0", ""))
+    assert ran.code == int(code)
+    assert "nightshift: the copier of the checkpoints broke: they may be on this VM only" in ran.output
+
+
+def test_a_training_that_hangs_is_not_waited_for_when_the_copier_is_dead(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    script = scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET)
+    # The training goes on until the file is there that its completion rule waits for.
+    assert machine.run(script, COPIER="kill -9 $$", UNTIL=layout.checkpoints_safe).code == 0
+
+
+def test_an_earlier_attempts_checkpoints_are_not_taken_for_this_ones(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    safe = Path(layout.checkpoints_safe)
+    safe.parent.mkdir(parents=True)
+    safe.touch()
+    copier = (
+        f'[ -e {safe} ] || touch "$HOME/gone"; touch {safe}; trap "exit 0" TERM; while :; do sleep 0.1; done'
+    )
+    script = scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET)
+    assert machine.run(script, COPIER=copier, UNTIL=str(safe)).code == 0
+    assert (machine.home / "gone").exists()
+
+
+def test_the_training_ends_when_its_last_checkpoint_is_copied(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    begun, copied = machine.home / "begun", machine.home / "copied"
+    copier = f"trap 'sleep 1; touch {copied}; exit 0' TERM; touch {begun}; while :; do sleep 0.05; done"
+    script = scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET)
+    ran = machine.run(script, COPIER=copier, UNTIL=str(begun))
+    assert ran.code == 0
+    assert copied.exists()
+    assert "copier" not in ran.output
+
+
+def test_the_copier_has_the_least_claim_to_processor_and_disk(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    said = machine.home / "said"
+    copier = f"{{ nice; ionice -p $$; }} > {said}.tmp; mv {said}.tmp {said}; exit 0"
+    script = scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET)
+    assert machine.run(script, COPIER=copier, UNTIL=str(said)).code == 0
+    assert said.read_text().splitlines() == ["19", "idle"]
+
+
+def test_a_complete_training_makes_sure_that_its_checkpoint_is_copied(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    trained(machine, recipe, layout)
+    script = scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET)
+    ran = machine.run(script, COPIER='echo "$@"; exit 1')
+    assert ran.code == 0
+    assert f"--prefix {BUCKET.checkpoints} " in ran.output
+    assert ran.output.splitlines()[-2].endswith(" --ended")
+    assert "they may be on this VM only" in ran.output
+
+
+def test_a_training_goes_over_to_another_vm(
+    machine: Machine, recipe: Recipe, layout: LocalLayout, tmp_path: Path, cloud: LocalCloud
+) -> None:
+    bucket = BucketLayout(cloud.bucket, f"test-{uuid.uuid4().hex[:8]}", "a-run")
+    emulator = {"STORAGE_EMULATOR_HOST": cloud.storage_endpoint}
+    trained(machine, recipe, layout, bucket, **emulator)
+    other = Machine.create(tmp_path / "other-home")
+    there = dataclasses.replace(layout, memory=tmp_path / "other-shm")
+    Path(there.base_checkpoint).mkdir(parents=True)
+    restored = other.run(scripts.restore_script(recipe, there, bucket), **emulator)
+    assert restored.code == 0, restored.output
+    assert "checkpoint 32 is restored" in restored.output
+    assert (Path(there.actor_checkpoints) / "32/model_params/weights").read_text() == "weights\n"
+    ran = other.run(scripts.train_script(recipe, there, DATA_COMMIT, bucket), CORRECT="12", **emulator)
+    assert "the training is already complete" in ran.output
+    log = logs.summarize(ran.output.splitlines())
+    assert log.pre is not None
+    assert log.pre.correct == 1
+
+
+def trained(
+    machine: Machine, recipe: Recipe, layout: LocalLayout, bucket: BucketLayout = BUCKET, **env: str
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    assert machine.run(scripts.train_script(recipe, layout, DATA_COMMIT, bucket), **env).code == 0
     machine.calls()
 
 

@@ -31,6 +31,7 @@ case "$*" in
     [ -z "${STORAGE_EMULATOR_HOST:-}" ] || exec @PYTHON@ "$@"
     case "$*" in *--ended*) exit ;; esac
     trap 'exit 0' TERM; while :; do sleep 0.05; done ;;
+  *restore_checkpoints.py*) exec @PYTHON@ "$@" ;;
 esac
 printf '%q ' "$@" >> "$HOME/calls"; echo >> "$HOME/calls"
 value() { local word; for word in "${@:2}"; do case "$word" in "$1="*) echo "${word#*=}";; esac; done; }
@@ -50,8 +51,11 @@ case "$*" in
         sleep 0.05
       done
     fi
+    for _ in {1..200}; do [ -n "${UNTIL:-}" ] && [ ! -e "$UNTIL" ] || break; sleep 0.05; done
+    [ -z "${UNTIL:-}" ] || [ -e "$UNTIL" ] || exit 99
     [ -z "${FAIL:-}" ] || exit "$FAIL"
     mkdir -p "$actor/${LAST:-32}/model_params"
+    echo weights > "$actor/${LAST:-32}/model_params/weights"
     echo "Post RL Training: corr=13, total=16, accuracy=81.25%, partial_accuracy=81.25%, format_accuracy=100.0%" ;;
   *to_huggingface*)
     target=$(value base_output_directory "$@"); mkdir "$target"; touch "$target/config.json" ;;

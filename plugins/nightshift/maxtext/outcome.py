@@ -11,6 +11,7 @@ from nightshift.errors import (
     AccessDenied,
     CloudUnavailable,
     ConfigurationRefused,
+    DeviceOutOfMemory,
     DiskFull,
     JobLost,
     NightshiftError,
@@ -20,7 +21,7 @@ from nightshift.errors import (
     TransientError,
     VerificationFailed,
 )
-from nightshift.maxtext.logs import POST_EVALUATION, Evaluation, TrainingLog
+from nightshift.maxtext.logs import POST_EVALUATION, Evaluation, TrainingLog, is_error_note, is_note
 from nightshift.remote.job import CompletionRule
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ _KNOWN = (
         "Put a valid token with read access into the Hugging Face connection.",
     ),
     _known(
-        r"RepositoryNotFoundError|RevisionNotFoundError|404 Client Error",
+        r"(Repository|Revision|Dataset)NotFoundError|404 Client Error",
         AccessDenied,
         "a repository or revision does not exist, or the token may not see it",
         "Check model and dataset in the recipe, and the token's access to private repositories.",
@@ -149,6 +150,28 @@ _KNOWN = (
         RecipeError,
         "MaxText refuses the settings",
         "Correct the setting that the message names in the recipe.",
+    ),
+    _known(
+        r"Shape mismatch for|Requested shape: .* is not compatible with the stored|not found in hf_shape_map"
+        r"|Architecture mismatches detected",
+        RecipeError,
+        "the weights do not have the shapes of the model that they are loaded into",
+        "Make model.name, model.repo and model.export_name name one architecture, and leave what changes it out of "
+        "the maxtext settings.",
+    ),
+    _known(
+        r"must be divisible by|evenly divi(de|sible)|is not divisible by|must be a multiple of"
+        r"|!= len\(sampler_devices\)",
+        RecipeError,
+        "sizes in the recipe do not fit each other, or the number of chips",
+        "Change training.batch_size, training.num_generations or the rollout parallelisms to what the message asks "
+        "for.",
+    ),
+    _known(
+        r"incompatible shapes for broadcasting|to have the same shape, got",
+        StepFailed,
+        "arrays of different shapes met in the model",
+        "It happens each time: undo the last change of training.maxtext or of software, and run again.",
     ),
     _known(
         r"No valid Orbax checkpoint found|nightshift: error\[no_checkpoint\]",
@@ -172,8 +195,8 @@ _KNOWN = (
     ),
     _known(
         r"Ran out of memory in memory space (hbm|vmem)|Exceeded hbm capacity"
-        r"|RESOURCE_EXHAUSTED.*(hbm|allocat|TPU)",
-        StepFailed,
+        r"|RESOURCE_EXHAUSTED.*(hbm|allocat|TPU)|No available memory for the cache blocks",
+        DeviceOutOfMemory,
         "the TPU's memory is not enough",
         "Lower training.batch_size, training.num_generations, or in training.maxtext max_target_length or "
         "hbm_utilization_vllm.",
@@ -196,6 +219,15 @@ _KNOWN = (
         CloudUnavailable,
         "a download failed",
         _NO_WAY_OUT,
+    ),
+    # After the network's failures, which datasets wraps into the same errors.
+    _known(
+        r"Unknown split \"|BuilderConfig .* not found|DataFilesNotFoundError|DatasetGeneration(Cast)?Error"
+        r"|Parquet magic bytes not found|NonMatching(SplitsSizes|Checksum)Error|KeyError: '(question|answer)'",
+        RecipeError,
+        "the dataset is not what the recipe says, or cannot be read",
+        "Compare dataset.repo, dataset.subset, dataset.revision and the splits with the dataset's page; its rows need "
+        "the columns question and answer.",
     ),
 )
 
@@ -250,25 +282,24 @@ def diagnose(step: str, log_tail: Sequence[str], exit_code: int | None) -> Night
     :param step: the step's name, as in the DAG.
     :param log_tail: the last lines of its log, a few hundred of them.
     """
-    lines = [_clean(line) for line in log_tail]
+    lines = [line for line in map(_clean, log_tail) if line]
     ended = "without an exit code" if exit_code is None else f"with exit code {exit_code}"
-    for known in _KNOWN:
-        for line in reversed(lines):
-            if found := known.pattern.search(line):
-                shown = _around(line, found)
-                return known.error(f"{step} ended {ended}: {known.what}: {shown}", next_step=known.next_step)
-    shown = (
-        "\n".join(f"  {line[:500]}" for line in [line for line in lines if line][-_TAIL:])
-        or "  (its log is empty)"
-    )
+    last = "\n".join(f"  {line[:500]}" for line in lines[-_TAIL:]) or "  (its log is empty)"
     if exit_code in _KILLED:
         return JobLost(
             f"{step} was killed (exit code {exit_code}), perhaps because the VM's memory was full; "
-            f"its last lines:\n{shown}",
+            f"its last lines:\n{last}",
             next_step="It is tried again. Should it come back: checkpoints in /dev/shm count as memory too.",
         )
+    # What a program beside the training has met, such as a bucket that is away for a while, did not end it.
+    telling = [line for line in lines if is_error_note(line) or not is_note(line)]
+    for known in _KNOWN:
+        for line in reversed(telling):
+            if found := known.pattern.search(line):
+                shown = _around(line, found)
+                return known.error(f"{step} ended {ended}: {known.what}: {shown}", next_step=known.next_step)
     return StepFailed(
-        f"{step} ended {ended}; its last lines:\n{shown}",
+        f"{step} ended {ended}; its last lines:\n{last}",
         next_step=f"Read the step's whole log, correct the cause, then {_AGAIN}",
     )
 

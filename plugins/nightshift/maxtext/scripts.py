@@ -120,7 +120,7 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str, bucket: 
     copier is done with the final checkpoint, or cannot be waited for: then a train_rl that hangs may be ended.
     """
     final = f"{layout.actor_checkpoints}/{commands.expected_steps(recipe)}"
-    copy = _copy_arguments(recipe, layout, bucket)
+    copy = _run_program(layout, "copy_checkpoints.py", _copy_arguments(recipe, layout, bucket))
     return "".join([
         PRELUDE,
         activate(layout),
@@ -133,7 +133,8 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str, bucket: 
         f"safe={shlex.quote(layout.checkpoints_safe)}\n",
         'mkdir -p "$(dirname "$log")"\n',
         'rm -f "$safe"\n',
-        f"not_copied={shlex.quote('the copier of the checkpoints broke: they may be on this VM only')}\n",
+        f"last_copy() {{ {copy} --ended || "
+        'say "the copier of the checkpoints broke: they may be on this VM only"; }\n',
         'if [ -f "$log" ]; then\n',
         "  baseline=$(grep -a -m 1 'Pre RL Training:' \"$log\" || true)\n",
         '  if [ -n "$baseline" ]; then say "measured by an earlier attempt: $baseline"; fi\n',
@@ -141,14 +142,14 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str, bucket: 
         '  if [ -d "$final" ] && [ -n "$after" ]; then\n',
         '    say "measured by an earlier attempt: $after"\n',
         '    say "the training is already complete: $final"\n',
-        f'    {_run_program(layout, "copy_checkpoints.py", [*copy, "--ended"])} || say "$not_copied"\n',
+        "    last_copy\n",
         "    exit 0\n",
         "  fi\n",
         "fi\n",
         "{\n",
         run_python(layout.python, "follow_metrics.py", _metrics_arguments(recipe, layout), background=True),
         "  follower=$!\n",
-        f"  {_AT_LEISURE} {_run_program(layout, 'copy_checkpoints.py', copy)} &\n",
+        f"  {_AT_LEISURE} {copy} &\n",
         "  copier=$!\n",
         # Should the copier break, nobody else would say that there is nothing to wait for.
         '  { tail --pid="$copier" -f /dev/null; touch "$safe"; } &\n',
@@ -157,7 +158,7 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str, bucket: 
         f"  {shlex.join(commands.train_argv(recipe, layout, dataset_commit))} || code=$?\n",
         '  kill -TERM "$follower" "$copier" 2>/dev/null || true\n',
         '  wait "$follower" || say "the reader of the step metrics ended early; the training does not need it"\n',
-        '  wait "$copier" || say "$not_copied"\n',
+        '  wait "$copier" || last_copy\n',
         '  wait "$watcher"\n',
         '  exit "$code"\n',
         '} 2>&1 | tee -a "$log"\n',

@@ -8,10 +8,15 @@ time for that is over; from then on nothing has to be waited for.
 How things lie in the bucket is told in checkpoint_manifest.py. Exit code 0 unless it broke itself.
 """
 
+import signal
+
+if __name__ == "__main__":
+    # First of all, for the imports take seconds. The signal stays blocked, and main takes it when it looks for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
 import argparse
 import concurrent.futures
 import os
-import signal
 import sys
 import threading
 import time
@@ -273,7 +278,6 @@ def watch(copier: Copier, still_wanted: Callable[[], bool]) -> int:
 
 def main() -> None:
     """Copy beside the training."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # first of all: it may come at any time
     parent = os.getppid()
     parser = argparse.ArgumentParser()
     parser.add_argument("--actor", type=Path, required=True, help="the folder with a folder for each step")
