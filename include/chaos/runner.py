@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -116,7 +116,10 @@ def play(scene: Scene) -> Result:
             time.sleep(1)
             scene.await_end()
     except Exception as error:  # noqa: BLE001  one case must not end the others
-        return judge(scene, began, f"{type(error).__name__}: {error}")
+        result = judge(scene, began, f"{type(error).__name__}: {error}")
+        with suppress(httpx.HTTPError, CloudUnreachable):  # the next case of the recipe would tell
+            scene.give_up()
+        return result
     return judge(scene, began)
 
 

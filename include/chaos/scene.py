@@ -42,8 +42,8 @@ UNFINISHED: Final = frozenset({
     None,
 })
 COPY_LIMIT = 60.0  # seconds from a checkpoint to its copy
-REACH_LIMIT = 300.0  # seconds until a run has come to its step
-RUN_LIMIT = 600.0  # seconds for a whole run
+REACH_LIMIT = 420.0  # seconds until a run has come to its step
+RUN_LIMIT = 900.0  # seconds for a whole run
 REAL_LIMIT = 1200.0  # seconds for a run of the real MaxText
 JANITOR: Final = "nightshift-janitor"
 _POLL_SECONDS = 0.4
@@ -229,6 +229,14 @@ class Scene:
         self.wait("a checkpoint in the bucket", lambda: list(self.folder.glob("checkpoints/*.json")), limit)
 
     # The end.
+
+    def give_up(self) -> None:
+        """Forget a run that did not get anywhere, and its VMs, so that the recipe is free for the next case."""
+        if self.run_state() not in {None, *ENDED}:
+            self.notes.append("given up")
+            self.stage.airflow.delete_run(self.dag_id, self.run_id)
+        for vm in self.vms() if self.run else ():
+            self.stage.delete_instance(vm)
 
     def await_end(self) -> None:
         """Return when the run is over and nothing of it goes on, or when it is deleted."""

@@ -31,7 +31,7 @@ def test_every_step_is_struck_and_no_case_is_told_twice() -> None:
 
 def test_a_training_is_seen_wherever_it_runs_and_its_helpers_are_not_counted(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
-    program.write_text("import os, time\nos.fork()\nprint('up', flush=True)\ntime.sleep(60)\n")
+    program.write_text("import os, time\nos.fork()\nos.write(1, b'up\\n')\ntime.sleep(60)\n")
     words = [sys.executable, "-", "maxtext.trainers.post_train.rl.train_rl", "run_name=observed"]
     with program.open() as source, subprocess.Popen(words, stdin=source, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
