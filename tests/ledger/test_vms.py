@@ -49,8 +49,9 @@ def note(vms: RunVms, *numbers: int) -> None:
 
 def test_a_vm_is_written_down_once_however_often_it_is_met(vms: RunVms) -> None:
     note(vms, 2, 1)
-    vms.note(instance(1), provisioning="SPOT", got_by="train")
-    first, second = vms.all()
+    assert not vms.note(instance(1), provisioning="SPOT", got_by="train")
+    assert vms.note(instance(3), provisioning="SPOT", got_by="train")
+    first, second, _ = vms.all()
     assert (first.instance_id, first.got_by, second.instance_id) == ("1", "create_vm", "2")
     assert (first.end_reason, first.seconds, first.counts_as_lost) == (None, None, False)
 

@@ -72,8 +72,8 @@ class RunVms:
         documents = [self._read(f"{self.bucket.vms}/{name}") for name in found]
         return sorted((d for d in documents if d is not None), key=lambda d: (d.created, d.instance_id))
 
-    def note(self, instance: Instance, *, provisioning: str, got_by: str) -> None:
-        """Write down that the run has this VM; one that is known already stays as it is."""
+    def note(self, instance: Instance, *, provisioning: str, got_by: str) -> bool:
+        """Write down that the run has this VM; return False for one that is known, which stays as it is."""
         document = VmDocument(
             instance_id=instance.instance_id,
             name=instance.name,
@@ -86,7 +86,8 @@ class RunVms:
         try:
             self._write(document, if_generation=0)
         except GenerationMismatch:
-            return  # it is known
+            return False
+        return True
 
     def end(self, document: VmDocument, reason: str, detail: str, ended: datetime) -> None:
         """Write down how a VM ended; the first account of it stays."""

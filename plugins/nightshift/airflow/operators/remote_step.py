@@ -129,10 +129,7 @@ class RemoteStepOperator(VmOperator):
             if unreachable >= UNREACHABLE_LIMIT:
                 raise
             # Waited for in the triggerer: hours of training may lie on it.
-            self.log.warning(
-                "%s; waiting for it (%d of %d)", error.message, unreachable + 1, UNREACHABLE_LIMIT
-            )
-            self.await_vm(context, state={"followed": followed, "unreachable": unreachable + 1})
+            self.recover(context, error, {"followed": followed, "unreachable": unreachable + 1})
 
     def overdue(self, context: Context) -> NightshiftError:
         """Stop the job whose time is up; one that has ended meanwhile is judged by the next try."""

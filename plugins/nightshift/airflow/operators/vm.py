@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
     from nightshift.airflow.night import Night
+    from nightshift.ledger.vms import VmDocument
     from nightshift.tpu.api import Instance
     from nightshift.tpu.compute import GoogleCompute
 
@@ -117,7 +118,10 @@ class VmOperator(NightshiftOperator):
         """Do the task's work from where it stands; called again after every wait."""
 
     def living_vm(self, context: Context) -> Instance:
-        """Return the run's VM, and write down that the run has it. Raises VmLost when there is none."""
+        """Return the run's VM, and write down that the run has it.
+
+        Raises VmLost when there is none, and RecoveriesExhausted when this is one too many.
+        """
         night = self.night(context)
         compute = compute_of(self, night)
         instance = lease.find_alive(compute, night.run)
@@ -129,49 +133,68 @@ class VmOperator(NightshiftOperator):
         self.push_link(context, VmLink(), address)
         try:
             model = night.recipe.tpu.provisioning.model
-            vms_of(self, night).note(instance, provisioning=model, got_by=self.task_id)
-        except errors.NightshiftError as error:
+            new = vms_of(self, night).note(instance, provisioning=model, got_by=self.task_id)
+        except errors.TransientError as error:
             # Counting VMs matters less than using the one that is paid for.
             self.log.warning("That the run has this VM could not be written down: %s", error)
+            return instance
+        if new:  # one that it had before may have gone while it was waited for
+            self._count_losses(night)
         return instance
 
-    def recover(self, context: Context, lost: errors.VmLost) -> NoReturn:
-        """Defer until the run has another VM.
+    def recover(
+        self, context: Context, trouble: errors.NightshiftError, state: Mapping[str, Any] | None = None
+    ) -> NoReturn:
+        """Defer until the run has a VM that answers: the one that it has, or another.
 
-        A VM that is RUNNING and of no use (it does not answer) is deleted first. Raises RecoveriesExhausted when the
-        run has lost too many.
+        A VM that is RUNNING and of no use (`trouble` is BootTimedOut) is deleted first. Raises RecoveriesExhausted
+        when the run has lost too many.
+
+        :param state: what to call `go_on` with then, when it is still the same VM.
         """
         night = self.night(context)
+        alive = lease.find_alive(compute_of(self, night), night.run)
+        useless = (
+            alive.instance_id if alive is not None and isinstance(trouble, errors.BootTimedOut) else None
+        )
+        lost = self._count_losses(night, useless, trouble)
+        if alive is not None and useless is None:
+            self.log.warning("%s; waiting until the VM answers", trouble.message)
+        elif lost:
+            allowed = night.recipe.tpu.max_recoveries
+            self.log.warning(
+                ">> the VM was lost (%s); making another one, %d of %d",
+                lost[-1].end_reason,
+                len(lost),
+                allowed,
+            )
+        self.await_vm(context, discard=useless, state=state if alive is not None else None)
+
+    def _count_losses(
+        self, night: Night, useless: str | None = None, trouble: errors.NightshiftError | None = None
+    ) -> list[VmDocument]:
+        """Write down which of the run's VMs are gone, and return those that went by themselves."""
         compute, vms = compute_of(self, night), vms_of(self, night)
-        alive = lease.find_alive(compute, night.run)
-        useless = alive if alive is not None and isinstance(lost, errors.BootTimedOut) else None
         for document in vms.all():
             if document.end_reason is not None:
                 continue
-            if useless is not None and document.instance_id == useless.instance_id:
-                vms.end(document, lost.reason, lost.message, datetime.now(UTC))
+            if trouble is not None and document.instance_id == useless:
+                vms.end(document, trouble.reason, trouble.message, datetime.now(UTC))
                 continue
             loss = explain_loss(compute, night.run, document.zone, document.name, document.instance_id)
             if loss is not None:
                 self.log.warning("%s", loss.error.message)
                 vms.end(document, loss.error.reason, loss.error.message, loss.ended or datetime.now(UTC))
-        losses = [document for document in vms.all() if document.counts_as_lost]
+        lost = [document for document in vms.all() if document.counts_as_lost]
         allowed = night.recipe.tpu.max_recoveries
-        if len(losses) > allowed:
-            told = "; ".join(f"{d.zone} {d.created:%H:%M}: {d.end_reason}" for d in losses)
+        if len(lost) > allowed:
+            told = "; ".join(f"{d.zone} {d.created:%H:%M}: {d.end_reason}" for d in lost)
             raise errors.RecoveriesExhausted(
-                f"run {night.run} has lost {len(losses)} VMs ({told}); the recipe allows {allowed}",
+                f"run {night.run} has lost {len(lost)} VMs ({told}); the recipe allows {allowed}",
                 next_step="take capacity that is not taken back (a reservation, FLEX_START), other zones, or raise "
-                f"tpu.max_recoveries; then {errors.REPEAT_A_STEP}. It goes on from the last checkpoint in the bucket",
+                f"tpu.max_recoveries; then {errors.REPEAT_A_STEP}",
             )
-        if losses:
-            self.log.warning(
-                ">> the VM was lost (%s); making another one, %d of %d",
-                losses[-1].end_reason,
-                len(losses),
-                allowed,
-            )
-        self.await_vm(context, discard=useless.instance_id if useless else None)
+        return lost
 
     def await_vm(
         self, context: Context, discard: str | None = None, state: Mapping[str, Any] | None = None
