@@ -103,6 +103,22 @@ def difference(before: Accuracy, after: Accuracy) -> Interval:
     )
 
 
+def requirements(gate: Gate) -> tuple[str, ...]:
+    """Return what a run must reach to be published, a sentence each, for those who read of a run that did."""
+    sentences = []
+    if gate.min_accuracy_before > 0:
+        sentences.append(f"an accuracy before training of at least {gate.min_accuracy_before:g}")
+    if gate.min_accuracy_after > 0:
+        sentences.append(f"an accuracy after training of at least {gate.min_accuracy_after:g}")
+    if gate.max_drop is not None:
+        sentences.append(f"a drop of at most {gate.max_drop:g} from the accuracy before training")
+    if gate.max_drop_from_published is not None:
+        sentences.append(
+            f"a drop of at most {gate.max_drop_from_published:g} from the accuracy of the run published before it"
+        )
+    return tuple(sentences)
+
+
 def baseline_problem(gate: Gate, before: Accuracy | None) -> str | None:
     """Return why a run is not worth its training, or None.
 

@@ -52,6 +52,11 @@ def run_name(recipe: str, moment: datetime, run_id: str) -> str:
     return slug(recipe)[: MAX_NAME - len(tail)].rstrip("-") + tail
 
 
+def recipe_of(run: str) -> str:
+    """Return the recipe that a run name begins with."""
+    return run.rsplit("-", 3)[0]
+
+
 def dag_id(recipe: str) -> str:
     """Return the id of a recipe's DAG."""
     return f"posttrain-{recipe}"
@@ -165,9 +170,24 @@ class BucketLayout:
     run: str
 
     @property
+    def recipe_prefix(self) -> str:
+        """The folder of the recipe's runs, without the bucket and without a slash at the end."""
+        return f"{self.prefix.strip('/')}/{recipe_of(self.run)}".lstrip("/")
+
+    @property
     def run_prefix(self) -> str:
-        """The run's folder, without the bucket and without a slash at the end."""
-        return f"{self.prefix.strip('/')}/runs/{self.run}".lstrip("/")
+        """The run's folder."""
+        return f"{self.recipe_prefix}/{self.run}"
+
+    @property
+    def latest(self) -> str:
+        """The object that names the recipe's last run whose model is whole in the bucket."""
+        return f"{self.recipe_prefix}/latest.json"
+
+    @property
+    def published(self) -> str:
+        """The object that says which run of the recipe was published last, and how good it was."""
+        return f"{self.recipe_prefix}/published.json"
 
     @property
     def model_prefix(self) -> str:

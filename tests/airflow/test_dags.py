@@ -16,6 +16,7 @@ from nightshift.airflow.dag_factory import build_dag
 from nightshift.airflow.deeds import failures
 from nightshift.airflow.links import BucketLink, HubLink, VmLink, bucket_address, vm_address
 from nightshift.airflow.operators.base import NightshiftOperator
+from nightshift.airflow.operators.gate import ApproveOperator
 from nightshift.airflow.operators.remote_step import RemoteStepOperator
 from nightshift.airflow.paths import RECIPES
 from nightshift.recipe import Recipe, load_recipe
@@ -31,6 +32,7 @@ ALL = {
     "preflight",
     "create_vm",
     *ON_THE_VM,
+    "gate",
     "publish",
     "delete_vm",
     "record",
@@ -115,9 +117,22 @@ def test_the_vm_is_deleted_as_soon_as_nothing_needs_it(dag: DAG) -> None:
 
 
 def test_the_steps_follow_one_another(dag: DAG) -> None:
-    chain = ["reserve_vm", "preflight", "create_vm", *ON_THE_VM, "publish"]
+    chain = ["reserve_vm", "preflight", "create_vm", *ON_THE_VM, "gate", "publish"]
     for before, after in itertools.pairwise(chain):
         assert before in dag.get_task(after).upstream_task_ids, after
+
+
+def test_a_person_is_asked_between_the_gate_and_publishing_where_the_recipe_wants_it(recipe: Recipe) -> None:
+    asking = recipe.publish.approval.model_copy(update={"required": True, "minutes": 30, "default": "approve"})
+    asked = recipe.model_copy(update={"publish": recipe.publish.model_copy(update={"approval": asking})})
+    dag = build_dag(asked)
+    approve = dag.get_task("approve")
+    assert isinstance(approve, ApproveOperator)
+    assert "gate" in approve.upstream_task_ids
+    assert "approve" in dag.get_task("publish").upstream_task_ids
+    assert "approve" not in dag.get_task("delete_vm").get_flat_relative_ids(upstream=True)
+    assert approve.response_timeout == timedelta(minutes=30)
+    assert approve.defaults == ["Approve"]
 
 
 def test_record_and_verdict_see_every_task_before_them(dag: DAG) -> None:
@@ -129,7 +144,7 @@ def test_the_teardowns_wait_for_each_task_directly(dag: DAG) -> None:
     # Where one task alone is cleared, those between it and the teardown have ended already.
     on_the_vm = {"create_vm", *ON_THE_VM}
     assert dag.get_task("delete_vm").upstream_task_ids >= on_the_vm
-    assert dag.get_task("record").upstream_task_ids >= {*on_the_vm, "preflight", "publish", "delete_vm"}
+    assert dag.get_task("record").upstream_task_ids >= {*on_the_vm, "preflight", "gate", "publish", "delete_vm"}
     assert dag.get_task("verdict").upstream_task_ids == ALL - {"verdict"}
 
 

@@ -351,7 +351,7 @@ def test_a_value_that_looks_like_a_secret_is_not_shown() -> None:
     told = problems(changed("name: night", "name: night\ntoken: hf_abcdefghijklmnopqrst"))
     assert told == [
         "line 2: token = (not shown): is an unknown key: known are name, description, schedule, model, dataset, "
-        "training, conversion, tpu, software, export, publish, timeouts"
+        "training, conversion, tpu, software, export, gate, publish, timeouts"
     ]
 
 

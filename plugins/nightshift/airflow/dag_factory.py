@@ -11,6 +11,7 @@ from airflow.sdk.timezone import datetime
 from nightshift import names
 from nightshift.airflow.operators.conversion import ConvertToHuggingFaceOperator, ConvertToMaxTextOperator
 from nightshift.airflow.operators.export import ExportOperator
+from nightshift.airflow.operators.gate import ApproveOperator, GateOperator
 from nightshift.airflow.operators.install import InstallMaxTextOperator
 from nightshift.airflow.operators.preflight import PreflightOperator
 from nightshift.airflow.operators.publish import PublishOperator
@@ -57,16 +58,20 @@ def build_dag(recipe: Recipe) -> DAG:
             ConvertToHuggingFaceOperator(recipe=recipe, task_id="convert_to_huggingface"),
             ExportOperator(recipe=recipe, task_id="export"),
         )
+        gate = GateOperator(recipe=recipe, task_id="gate")
+        asked = (
+            [ApproveOperator(recipe=recipe, task_id="approve")] if recipe.publish.approval.required else []
+        )
         publish = PublishOperator(
             recipe=recipe, task_id="publish", execution_timeout=timedelta(minutes=recipe.timeouts.publish)
         )
         delete = DeleteVmOperator(recipe=recipe, task_id="delete_vm")
         record = RecordOperator(recipe=recipe, task_id="record")
         verdict = VerdictOperator(recipe=recipe, task_id="verdict")
-        chain(reserve, preflight, *on_the_vm, publish)
+        chain(reserve, preflight, *on_the_vm, gate, *asked, publish)
         list(on_the_vm) >> delete.as_teardown(setups=reserve, on_failure_fail_dagrun=True)
-        [preflight, *on_the_vm, publish, delete] >> record.as_teardown(setups=reserve)
-        [preflight, *on_the_vm, publish, delete, record] >> verdict.as_teardown(
+        [preflight, *on_the_vm, gate, *asked, publish, delete] >> record.as_teardown(setups=reserve)
+        [preflight, *on_the_vm, gate, *asked, publish, delete, record] >> verdict.as_teardown(
             setups=reserve, on_failure_fail_dagrun=True
         )
     return dag
@@ -115,7 +120,8 @@ def documentation(recipe: Recipe) -> str:
 after it. **preflight** checks everything that can be checked before anything is billed. The steps from
 **install_maxtext** to **export** run on the VM as detached jobs: their output is the task's log, and a retry attaches
 to the job that is running already. A VM that is lost (preempted, say) is replaced by the step that meets it, which goes
-on from the last checkpoint in the bucket. **record** writes `record.json` into the run's folder in the bucket.
+on from the last checkpoint in the bucket. **gate** inspects the export and decides by the recipe's rules whether the
+model is published; a closed gate is no failure. **record** writes `record.json` into the run's folder in the bucket.
 **verdict** is what makes the run green or red: green means trained, verified, exported and torn down.
 
 *If it is red*: open **verdict**, which names the task and the reason. Mend that, then clear the task with all that

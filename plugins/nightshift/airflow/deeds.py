@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.night import pulled
 
@@ -11,8 +11,11 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-#: Which tasks may be skipped without the run being red: the recipe or the trigger form turned publishing off.
-MAY_BE_SKIPPED = frozenset({"publish"})
+    from nightshift.recipe import Recipe
+
+#: Which tasks may be skipped without the run being red: publishing is turned off, its gate is closed, or a person
+#: has rejected it.
+MAY_BE_SKIPPED = frozenset({"approve", "publish"})
 #: The tasks that work on the VM.
 ON_THE_VM = frozenset({
     "create_vm",
@@ -23,7 +26,7 @@ ON_THE_VM = frozenset({
     "export",
 })  # fmt: skip
 #: The tasks whose result says what was done; a task that was marked a success has none.
-LEAVE_A_RESULT = ON_THE_VM | {"preflight", "publish", "delete_vm"}
+LEAVE_A_RESULT = ON_THE_VM | {"preflight", "gate", "publish", "delete_vm"}
 
 
 def failures(states: Mapping[str, str | None]) -> dict[str, str]:
@@ -51,3 +54,21 @@ def without_result(context: Context, states: Mapping[str, str | None]) -> list[s
         for task, state in states.items()
         if task in LEAVE_A_RESULT and state == "success" and not pulled(context, task)
     ]
+
+
+def gate_says(context: Context) -> dict[str, Any] | None:
+    """Return what the gate has decided ("open", "reasons", "summary"); None when it has not been asked yet."""
+    return pulled(context, "gate") or None
+
+
+def gate_fails_the_run(context: Context, recipe: Recipe) -> bool:
+    """Return whether the gate is closed and the recipe wants the run to be red for that."""
+    said = gate_says(context)
+    return said is not None and not said["open"] and recipe.gate.fail_run
+
+
+def rejection(context: Context) -> tuple[str, ...]:
+    """Return the reason code of a model that a person, or the time limit of the question, kept from being published."""
+    answer = pulled(context, "approve")
+    rejected = answer and "Approve" not in answer["chosen_options"]
+    return ("approval_rejected",) if rejected else ()

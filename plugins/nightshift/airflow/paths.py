@@ -11,3 +11,5 @@ _INCLUDE = Path(__file__).resolve().parents[3] / "include"
 RECIPES = Path(os.environ.get("NIGHTSHIFT_RECIPES", _INCLUDE / "recipes"))
 #: Lock files for the VM.
 VM_FILES = _INCLUDE / "vm"
+#: Templates of the model card, and the texts of licences.
+CARDS = _INCLUDE / "cards"

@@ -15,6 +15,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from nightshift.errors import ConfigurationRefused
 from nightshift.hub.errors import RetryPolicy, hub_errors, status_of
+from nightshift.hub.licences import licence_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -116,6 +117,37 @@ def resolve_model(api: HfApi, repo: str, revision: str, *, policy: RetryPolicy =
             # A gated repository shows its commits to everybody: only this asks for the licence.
             api.auth_check(repo)
             return _commit(api.model_info(repo, revision=revision).sha, repo, revision)
+
+    return policy.retrying()(call)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Under what a model may be used.
+
+    :param licence: `license` of its card, as the Hub writes it; None when the card does not say.
+    :param files: the licence, notices and policies in its repository, by name.
+    """
+
+    licence: str | None
+    files: Mapping[str, bytes]
+
+
+def read_terms(api: HfApi, repo: str, commit: str, *, policy: RetryPolicy = READ) -> Terms:
+    """Return the terms of a model at a commit; raises as `resolve_model`."""
+
+    def call() -> Terms:
+        with (
+            hub_errors(f"reading the licence of {repo}@{commit}", repo=repo, endpoint=api.endpoint),
+            tempfile.TemporaryDirectory(prefix="nightshift-terms-") as folder,
+        ):
+            info = api.model_info(repo, revision=commit)
+            names = licence_files(file.rfilename for file in info.siblings or ())
+            files = {
+                name: Path(api.hf_hub_download(repo, name, revision=commit, local_dir=folder)).read_bytes()
+                for name in names
+            }
+            return Terms(info.card_data.get("license") if info.card_data else None, files)
 
     return policy.retrying()(call)
 

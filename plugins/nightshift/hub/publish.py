@@ -84,6 +84,7 @@ def publish(
     fetch: Callable[[FileEntry, Path], None],
     message: str,
     extra: Mapping[str, bytes] | None = None,
+    tag: str | None = None,
     policy: RetryPolicy = RetryPolicy(),  # noqa: B008  frozen
 ) -> Published:
     """Make the head of `repo` hold the manifest's files, and prove it.
@@ -95,6 +96,7 @@ def publish(
     :param private: the visibility that the repository must have; an existing one is not changed.
     :param fetch: writes one exported file to a path. At most one file lies on this machine's disk at a time.
     :param message: the commit's message; the run's name is added when it lacks it.
+    :param tag: a name for the commit, made once its files are verified; one that is there already stays where it is.
     :param extra: small files beside the manifest's, by path: the model card, the licence, the notice.
     :raises VerificationFailed: a fetched file is not the manifest's, or the Hub does not hold it at the end.
     :raises AccessDenied: 401 or 403, at once.
@@ -109,6 +111,8 @@ def publish(
     work = _Publication(api, repo, private, manifest, fetch, message, dict(extra or {}))
     published = policy.retrying(HeadMoved)(work.attempt)
     policy.retrying()(verify_published, api, repo, published.commit, manifest, extra=extra)
+    if tag is not None:
+        policy.retrying()(_tag, api, repo, published.commit, tag)
     log.info(
         "%s: %s %s, %d files verified",
         repo,
@@ -117,6 +121,11 @@ def publish(
         len(manifest.files) + len(extra or {}),
     )
     return published
+
+
+def _tag(api: HfApi, repo: str, commit: str, tag: str) -> None:
+    with hub_errors(f"tagging {repo}@{commit}", repo=repo, endpoint=api.endpoint):
+        api.create_tag(repo, tag=tag, revision=commit, exist_ok=True)
 
 
 @dataclass

@@ -106,6 +106,14 @@ class VmRecord(_Part):
     incarnations: tuple[VmDocument, ...] = ()
 
 
+class GateRecord(_Part):
+    """What the gate decided: whether the model may be published, and why not (reason codes, and in words)."""
+
+    open: bool
+    reasons: tuple[str, ...] = ()
+    summary: str = ""
+
+
 class Cost(_Part):
     """An estimate from list prices. `usd` is None when no price is known; `price_date` is the list's date."""
 
@@ -132,7 +140,10 @@ class ErrorRecord(_Part):
 
 
 class RunRecord(_Part):
-    """Everything about one run. Times are UTC, durations seconds, money US dollars."""
+    """Everything about one run. Times are UTC, durations seconds, money US dollars.
+
+    `weights` says how far the training moved them: the figures of `maxtext/on_vm/compare_weights.py`.
+    """
 
     schema_version: int = SCHEMA_VERSION
     run_name: str
@@ -152,6 +163,8 @@ class RunRecord(_Part):
     accuracy_before: Accuracy | None = None
     accuracy_after: Accuracy | None = None
     metrics: tuple[MetricPoint, ...] = ()
+    gate: GateRecord | None = None
+    weights: dict[str, Any] = Field(default_factory=dict)
     artifacts: Artifacts = Artifacts()
     vm: VmRecord = VmRecord()
     cost: Cost = Cost()
@@ -163,7 +176,7 @@ _KEYED = {"commands": "step", "steps": "name", "metrics": "step", "incarnations"
 #: Lists that collect what happened: an entry is added unless it is there already.
 _COLLECTED = frozenset({"errors", "instance_ids"})
 #: Facts of one moment: a new value replaces the old one whole.
-_WHOLE = frozenset({"recipe", "freeze", "accuracy_before", "accuracy_after", "cost"})
+_WHOLE = frozenset({"recipe", "freeze", "accuracy_before", "accuracy_after", "gate", "weights", "cost"})
 
 
 def merge(older: RunRecord, newer: RunRecord) -> RunRecord:

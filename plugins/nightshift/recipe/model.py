@@ -19,7 +19,9 @@ from pydantic import (
 )
 
 from nightshift import names
+from nightshift.hub.licences import licence_of, naming_problem
 from nightshift.maxtext import settings
+from nightshift.recipe.gate import Gate
 from nightshift.recipe.section import FieldProblems, Section
 from nightshift.recipe.vm import Software, Tpu
 from nightshift.tpu.provisioning import sent_run_duration
@@ -33,9 +35,6 @@ _REVISION = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$"
 _BUCKET = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
 _PREFIX = r"^[A-Za-z0-9_=-][A-Za-z0-9._=-]*(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*$"
 _SPLIT = r"^[A-Za-z0-9_]+$"
-_DISPLAY_NAME = (
-    "Llama"  # how the name of a model derived from Llama must begin (Llama 3.1 Community License, 1.b.i)
-)
 
 
 def _no_bool(value: object) -> object:
@@ -293,12 +292,27 @@ class Export(Section):
     )
 
 
+class Approval(Section):
+    """Whether a person decides before a model is published."""
+
+    required: StrictBool = Field(
+        default=False, description="Ask in the Airflow UI (Required Actions) before publishing."
+    )
+    minutes: Minutes = Field(default=12 * 60, description="How long to wait for an answer.")
+    default: Literal["reject", "approve"] = Field(
+        default="reject", description="What no answer in time means."
+    )
+
+
 class Publish(Section):
     """Whether and where the trained model is published on the Hugging Face Hub."""
 
     enabled: StrictBool = Field(default=True, description="Whether a run that passes its gate is published.")
     repo: RepoId | None = Field(default=None, description="Repository to publish to; needed when enabled.")
     private: StrictBool = Field(default=True, description="Whether a repository that is created is private.")
+    approval: Approval = Field(
+        default_factory=Approval, description="Whether a person decides before a model is published."
+    )
 
     @model_validator(mode="after")
     def _has_a_target(self) -> Self:
@@ -352,6 +366,7 @@ class Recipe(Section):
     tpu: Tpu = Field(description="The TPU VM and how to get it.")
     software: Software = Field(default_factory=Software, description="What is installed on the VM.")
     export: Export = Field(description="Where results are kept.")
+    gate: Gate = Field(default_factory=Gate, description="What a model must reach to be published.")
     publish: Publish = Field(description="Where the model is published.")
     timeouts: Timeouts = Field(default_factory=Timeouts, description="How long each step may take.")
 
@@ -365,12 +380,8 @@ class Recipe(Section):
                 if text is not None:
                     problems.append(((scope, "maxtext", key), value, text))
         repo = self.publish.repo
-        if (
-            repo
-            and self.model.name.startswith("llama")
-            and not repo.partition("/")[2].startswith(_DISPLAY_NAME)
-        ):
-            text = f"must have a name that begins with {_DISPLAY_NAME!r}: the Llama licence demands it"
+        licence = licence_of(self.model.repo, self.model.name)
+        if repo and (text := naming_problem(licence, repo)):
             problems.append((("publish", "repo"), repo, text))
         problems += self._vm_ends_too_early()
         if problems:

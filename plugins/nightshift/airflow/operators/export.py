@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.links import BucketLink, VmLink, bucket_address
@@ -32,10 +33,18 @@ class ExportOperator(RemoteStepOperator):
         return super().execute(context)
 
     async def figures(self, site: Site, host: RemoteHost, log: str) -> dict[str, Any]:
-        """Verify the copy and return where it is."""
+        """Verify the copy, name it as the recipe's latest, and return where it is."""
         bucket = site.night.bucket
         exported = verified_export(self.google.storage(bucket.bucket), bucket)
         manifest = exported.manifest
+        latest = {
+            "run": bucket.run,
+            "model": bucket.uri(bucket.model_prefix),
+            "manifest_sha256": exported.sha256,
+        }
+        self.google.storage(bucket.bucket).write_text(
+            bucket.latest, json.dumps(latest, indent=1) + "\n", content_type="application/json"
+        )
         self.log.info(
             ">> %d files, %.1f MB, verified by size and crc32c in %s",
             len(manifest.files),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
+from nightshift.airflow.deeds import gate_says
 from nightshift.airflow.links import HubLink, hub_address
 from nightshift.airflow.operators.base import NightshiftOperator
+from nightshift.airflow.operators.gate import accuracies
+from nightshift.errors import VerificationFailed
 from nightshift.export.bucket import verified_export
 
 if TYPE_CHECKING:
@@ -29,6 +33,7 @@ class PublishOperator(NightshiftOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Publish and verify; return repository, commit and address."""
+        from nightshift.airflow.model_card import card_files
         from nightshift.hub.publish import publish
 
         with self.reporting(context):
@@ -36,6 +41,14 @@ class PublishOperator(NightshiftOperator):
             wanted = night.recipe.publish
             if not wanted.enabled or wanted.repo is None:
                 raise AirflowSkipException("Publishing is turned off for this run")
+            said = gate_says(context)
+            if said is None:
+                raise VerificationFailed(
+                    "the gate has not said whether this model may be published",
+                    next_step="clear gate with all that follows it",
+                )
+            if not said["open"]:
+                raise AirflowSkipException(f"Not published.\n{said['summary']}")
             bucket = night.bucket
             storage = self.google.storage(bucket.bucket)
             manifest = verified_export(storage, bucket).manifest
@@ -51,6 +64,19 @@ class PublishOperator(NightshiftOperator):
                 manifest=manifest,
                 fetch=fetch,
                 message=f"Nightshift run {night.run}",
+                extra=card_files(self, context, night),
+                tag=night.run,
+            )
+            after = accuracies(context)[1]
+            pointer = {
+                "run": night.run,
+                "correct": after.correct,
+                "total": after.total,
+                "repo": published.repo,
+                "commit": published.commit,
+            }
+            storage.write_text(
+                bucket.published, json.dumps(pointer, indent=1) + "\n", content_type="application/json"
             )
             self.push_link(context, HubLink(), hub_address(self.hub.endpoint, published.repo))
             self.log.info("%s holds run %s as commit %s", published.repo, night.run, published.commit)

@@ -7,7 +7,15 @@ from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from nightshift.airflow.deeds import failures, task_states, without_result
+from nightshift.airflow import jobs
+from nightshift.airflow.deeds import (
+    failures,
+    gate_fails_the_run,
+    gate_says,
+    rejection,
+    task_states,
+    without_result,
+)
 from nightshift.airflow.night import pulled
 from nightshift.airflow.operators.base import ERROR_KEY, TIMING_KEY, NightshiftOperator
 from nightshift.airflow.operators.vm import compute_of, vms_of
@@ -77,42 +85,57 @@ class _Writer:
         context, night, states = self.context, self.night, self.states
         results = {task: pulled(context, task) for task in states}
         steps = {task: r for task, r in results.items() if isinstance(r, dict) and "script" in r}
-        figures = {task: r["figures"] for task, r in steps.items()}
         marked = without_result(context, states)
         left = lease.locate(compute_of(self.operator, night), night.run, night.recipe.tpu.zones)
-        dag_run = context["dag_run"]
-        training = figures.get("train", {})
         errors = {
             task: e for task in states if (e := pulled(context, task, ERROR_KEY)) and states[task] == "failed"
         }
-        return ledger.RunRecord(
-            run_name=night.run,
-            recipe_name=night.recipe.name,
-            dag_id=night.dag_id,
-            run_id=night.run_id,
-            triggered_by=getattr(dag_run, "triggering_user_name", None) or str(dag_run.run_type),
-            recipe=night.recipe.model_dump(mode="json"),
-            state="failed" if failures(states) or marked or left else "success",
-            reasons=(
-                *(error["reason"] for error in errors.values()),
-                *(["marked_by_hand"] if marked else []),
-                *(["vm_left"] if left else []),
-            ),
-            started=dag_run.start_date,
-            resolved=ledger.Resolved(**(results.get("preflight") or {})),
-            versions=_versions(figures.get("install_maxtext", {}), night),
-            commands=tuple(ledger.Command(step=task, script=r["script"]) for task, r in steps.items()),
-            steps=tuple(
-                _step(task, state, pulled(context, task, TIMING_KEY), steps.get(task))
-                for task, state in states.items()
-            ),
-            accuracy_before=_accuracy(training.get("before")),
-            accuracy_after=_accuracy(training.get("after")),
-            metrics=tuple(ledger.MetricPoint(**point) for point in training.get("metrics", ())),
-            artifacts=_artifacts(results, steps),
-            vm=_vm(vms_of(self.operator, night).all()),
-            errors=tuple(ledger.ErrorRecord(step=task, **error) for task, error in errors.items()),
+        said = gate_says(context) or {}
+        red = failures(states) or marked or left or gate_fails_the_run(context, night.recipe)
+        return record_so_far(self.operator, context).model_copy(
+            update={
+                "state": "failed" if red else "success",
+                "reasons": (
+                    *(error["reason"] for error in errors.values()),
+                    *(["marked_by_hand"] if marked else []),
+                    *(["vm_left"] if left else []),
+                    *said.get("reasons", ()),
+                    *rejection(context),
+                ),
+                "commands": tuple(ledger.Command(step=task, script=r["script"]) for task, r in steps.items()),
+                "steps": tuple(
+                    _step(task, state, pulled(context, task, TIMING_KEY), steps.get(task))
+                    for task, state in states.items()
+                ),
+                "artifacts": _artifacts(results, steps),
+                "vm": _vm(vms_of(self.operator, night).all()),
+                "errors": tuple(ledger.ErrorRecord(step=task, **error) for task, error in errors.items()),
+            }
         )
+
+
+def record_so_far(operator: NightshiftOperator, context: Context) -> ledger.RunRecord:
+    """Return what the run's own steps have found, without judging them and without asking anybody else."""
+    night = operator.night(context)
+    figures = {step: (pulled(context, step) or {}).get("figures") or {} for step in jobs.OWN}
+    training, dag_run = figures["train"], context["dag_run"]
+    weights = figures["convert_to_huggingface"].get("weights")
+    return ledger.RunRecord(
+        run_name=night.run,
+        recipe_name=night.recipe.name,
+        dag_id=night.dag_id,
+        run_id=night.run_id,
+        triggered_by=getattr(dag_run, "triggering_user_name", None) or str(dag_run.run_type),
+        recipe=night.recipe.model_dump(mode="json"),
+        started=dag_run.start_date,
+        resolved=ledger.Resolved(**(pulled(context, "preflight") or {})),
+        versions=_versions(figures["install_maxtext"], night),
+        accuracy_before=_accuracy(training.get("before")),
+        accuracy_after=_accuracy(training.get("after")),
+        metrics=tuple(ledger.MetricPoint(**point) for point in training.get("metrics", ())),
+        gate=ledger.GateRecord(**said) if (said := gate_says(context)) else None,
+        weights=weights or {},
+    )
 
 
 def _step(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nightshift.airflow.deeds import ON_THE_VM, failures, task_states, without_result
+from nightshift.airflow.deeds import (
+    ON_THE_VM,
+    failures,
+    gate_fails_the_run,
+    gate_says,
+    task_states,
+    without_result,
+)
 from nightshift.airflow.night import pulled
 from nightshift.airflow.operators.base import ERROR_KEY, NightshiftOperator
 from nightshift.airflow.operators.record import write_record
@@ -20,8 +27,10 @@ if TYPE_CHECKING:
 def advice(states: Mapping[str, str | None]) -> str:
     """Return what to do about a run that is not green."""
     failed = [task for task, state in failures(states).items() if state == "failed"]
-    if not failed:
+    if not failed and failures(states):
         return "clear what was marked by hand with all that follows it"
+    if not failed:
+        return "read the log of gate, which says what the model did not reach"
     goes_on = "; it makes a new VM and goes on from what is in the bucket" if failed[0] in ON_THE_VM else ""
     return f"read the log of {failed[0]}; mend it, then clear {failed[0]} with all that follows it{goes_on}"
 
@@ -49,6 +58,8 @@ class VerdictOperator(NightshiftOperator):
                 f"{task}: success, but it left no result; was it marked by hand?"
                 for task in without_result(context, states)
             ]
+            if gate_fails_the_run(context, self.night(context).recipe):
+                findings.append(f"gate: closed [{', '.join((gate_says(context) or {})['reasons'])}]")
             findings += self._vms_left(context, states)
             findings += self._unrecorded(context, states)
             if not findings:
