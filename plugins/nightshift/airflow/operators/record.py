@@ -79,7 +79,12 @@ class _Writer:
         steps = {task: r for task, r in results.items() if isinstance(r, dict) and "script" in r}
         figures = {task: r["figures"] for task, r in steps.items()}
         marked = without_result(context, states)
-        left = lease.locate(compute_of(self.operator, night), night.run, night.recipe.tpu.zones)
+        left = lease.locate(
+            compute_of(self.operator, night),
+            night.run,
+            night.recipe.tpu.zones,
+            installation=self.operator.google.installation,
+        )
         dag_run = context["dag_run"]
         training = figures.get("train", {})
         errors = {
