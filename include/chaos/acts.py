@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from localcloud.handle import CloudUnreachable
 from nightshift.maxtext import commands
 
-from chaos import observer
+from chaos import observer, recipes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +89,23 @@ def ssh(kind: str, *, times: int = 1, every: float = 3.0) -> Strike:
 def order(**fault: object) -> Strike:
     """Return the act that gives the cloud an order which the next occasion meets."""
     return lambda scene: scene.fault(**fault)
+
+
+def inserts(error: str, *, times: int = 1, zones: slice = slice(None)) -> Strike:
+    """Return the act that lets inserts in the recipe's zones fail, so many times in each."""
+
+    def act(scene: Scene) -> None:
+        for zone in recipes.zones(scene.recipe)[zones]:
+            scene.fault(on="insert", error=error, times=times, zone=zone)
+
+    return act
+
+
+def insert_requests(**fault: object) -> Strike:
+    """Return the act that gives the cloud an order about the next insert request in the recipe's first zone."""
+    return lambda scene: scene.fault(
+        **fault, method="POST", path=rf"zones/{recipes.zones(scene.recipe)[0]}/instances$"
+    )
 
 
 def for_instance(**fault: object) -> Strike:

@@ -67,7 +67,7 @@ class Case:
     :param after: what is done once the run is over; the run is then waited for again.
     :param control: orders for the stand-in beside the place where it is held.
     :param conf: values of the trigger form.
-    :param alone: whether `before` orders what the next request of anybody would meet, until that is used up.
+    :param alone: whether `before` orders what the next instance of anybody would meet: such cases come first.
     :param hold: whether the stand-in is held in the case's step until the act is done.
     :param recipe: which kind of recipe: `night`, `brief`, whose limits are short, and for the real MaxText `whole` and
         `short`.

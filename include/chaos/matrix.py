@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from chaos import acts
-from chaos.cases import PLACES, STEPS, Case, Expected
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from chaos.cases import PLACES, STEPS, Case, Expected, Strike
 
 ON_VM: Final = tuple(PLACES)
 _REST: Final = ("convert_to_maxtext", "train", "convert_to_huggingface", "export")
 TRAINED: Final = frozenset({"train", "convert_to_huggingface", "export"})
-TWO_ZONES: Final = {"zones": ["us-east5-a", "us-east5-b"]}
 _LOST: Final = {"preempt": "vm_preempted", "expire": "vm_lost", "delete": "vm_lost"}
-INSTANCE: Final = r"zones/[^/]+/instances$"
 
 
 def _resumed(step: str) -> int | None:
@@ -115,44 +110,22 @@ def _connections() -> list[Case]:
 
 
 def _capacity() -> list[Case]:
-    def insert(
-        fault: str, expected: Expected, *, times: int = 1, conf: Mapping[str, object] | None = None
-    ) -> Case:
-        before = acts.order(on="insert", error=fault, times=times)
-        name = fault if times == 1 else f"{fault}_{times}_times"
-        return Case(
-            name,
-            "create_vm",
-            expected,
-            before=before,
-            alone=True,
-            hold=False,
-            conf=conf or {},
-            recipe="brief",
-        )
+    def insert(fault: str, before: Strike, state: str = "success", reason: str | None = None) -> Case:
+        expected = Expected(state, reason, whole=state == "success")
+        return Case(fault, "create_vm", expected, before=before, hold=False, recipe="brief")
 
-    red = {"whole": False, "state": "failed"}
-    answers = [
-        Case(
-            f"{name}_{method.lower()}",
-            step,
-            before=None if step == "delete_vm" else acts.order(on=on, method=method, path=INSTANCE, **extra),
-            strike=None,
-            alone=step != "delete_vm",
-            hold=False,
-        )
-        for name, on, extra in (("lost_response", "lost_response", {}), ("503", "http", {"code": 503}))
-        for method, step in (("POST", "create_vm"),)
-    ]
     return [
-        insert("stockout", Expected(), conf=TWO_ZONES),
-        insert("stockout_details", Expected(), times=3, conf=TWO_ZONES),
-        insert("stockout", Expected(reason="queue_timed_out", **red), times=50),  # type: ignore[arg-type]
-        insert("quota", Expected(reason="quota_exceeded", **red)),  # type: ignore[arg-type]
-        insert("reservation_mismatch", Expected(reason="configuration_refused", **red)),  # type: ignore[arg-type]
-        insert("internal", Expected()),
-        insert("not_ready", Expected()),
-        *answers,
+        insert("stockout", acts.inserts("stockout", zones=slice(1))),
+        insert("stockout_everywhere", acts.inserts("stockout_details")),
+        insert("stockout_for_long", acts.inserts("stockout", times=20), "failed", "queue_timed_out"),
+        insert("quota", acts.inserts("quota"), "failed", "quota_exceeded"),
+        insert(
+            "reservation_mismatch", acts.inserts("reservation_mismatch"), "failed", "configuration_refused"
+        ),
+        insert("internal", acts.inserts("internal", zones=slice(1))),
+        insert("not_ready", acts.inserts("not_ready", zones=slice(1))),
+        insert("lost_response_insert", acts.insert_requests(on="lost_response")),
+        insert("503_insert", acts.insert_requests(on="http", code=503)),
         *(
             Case(f"{name}_get", "create_vm", strike=acts.for_instance(**fault, method="GET", times=3))
             for name, fault in (

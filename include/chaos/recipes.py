@@ -27,11 +27,18 @@ _LIMITS: Final = {
     "delete": 3,
 }
 #: Limits that a case waits for.
-_BRIEF: Final = {**_LIMITS, "queue": 0.6, "boot": 0.5, "train": 0.5, "to_huggingface": 0.5}
+_BRIEF: Final = {**_LIMITS, "queue": 1, "boot": 0.5, "train": 0.5, "to_huggingface": 0.5}
 #: How many recipes there are of each kind: so many of its cases run beside each other.
-STAND_IN: Final[Mapping[str, int]] = {"night": 9, "brief": 2}
+STAND_IN: Final[Mapping[str, int]] = {"night": 8, "brief": 3}
 REAL: Final[Mapping[str, int]] = {"whole": 1, "short": 2}
 SHORT_STEPS: Final = 8
+#: Zones by recipe: what the cloud is ordered to answer to inserts there concerns one recipe's runs.
+ZONES: Final[Mapping[str, tuple[str, ...]]] = {
+    "brief-1": ("us-east5-a", "us-east5-b"),
+    "brief-2": ("us-central1-b", "us-east1-d"),
+    "brief-3": ("europe-west4-a", "asia-northeast1-b"),
+}
+_OF_ALL_OTHERS: Final = ("us-south1-ai1b",)
 
 
 def write(folder: Path, kinds: Mapping[str, int]) -> dict[str, list[str]]:
@@ -45,6 +52,11 @@ def write(folder: Path, kinds: Mapping[str, int]) -> dict[str, list[str]]:
             )
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
     return lanes
+
+
+def zones(name: str) -> tuple[str, ...]:
+    """Return the zones of a recipe that runs on the stand-in."""
+    return ZONES.get(name, _OF_ALL_OTHERS)
 
 
 def _named(name: str) -> dict[str, Any]:
@@ -65,6 +77,6 @@ def _recipe(name: str, limits: Mapping[str, float]) -> dict[str, Any]:
     recipe = _named(name)
     recipe["timeouts"] = dict(limits)
     recipe["training"] |= {"num_batches": NUM_BATCHES, "checkpoint_period": CHECKPOINT_PERIOD}
-    recipe["tpu"]["provisioning"] = {"model": "STANDARD"}
+    recipe["tpu"] |= {"provisioning": {"model": "STANDARD"}, "zones": list(zones(name))}
     recipe["software"] = {"lock": None, "extra_deps": False}
     return recipe

@@ -191,6 +191,8 @@ class Search:
         self._unanswered = 0
         self._silences = 0
         self._told = ""
+        #: Every instance of the run that this search has met, by id: also one that was lost before it was ready.
+        self.met: dict[str, Instance] = {}
 
     def look(self) -> Ready | float:
         """Take one look, do what follows from it, and return the VM, or after how many seconds to look again.
@@ -358,6 +360,7 @@ class Search:
             self._vanished(claim)
             return None
         self._check_ours(instance)
+        self.met[instance.instance_id] = instance
         claim.instance_id = instance.instance_id
         if not self._is_of_use(instance):
             self._claim = None

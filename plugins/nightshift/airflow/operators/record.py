@@ -86,7 +86,12 @@ class _Writer:
         results = {task: pulled(context, task) for task in states}
         steps = {task: r for task, r in results.items() if isinstance(r, dict) and "script" in r}
         marked = without_result(context, states)
-        left = lease.locate(compute_of(self.operator, night), night.run, night.recipe.tpu.zones)
+        left = lease.locate(
+            compute_of(self.operator, night),
+            night.run,
+            night.recipe.tpu.zones,
+            installation=self.operator.google.installation,
+        )
         errors = {
             task: e for task in states if (e := pulled(context, task, ERROR_KEY)) and states[task] == "failed"
         }

@@ -14,6 +14,7 @@ from nightshift.airflow.operators.base import NightshiftOperator
 from nightshift.airflow.triggers.vm_ready import VmReadyTrigger
 from nightshift.ledger.vms import RunVms
 from nightshift.tpu import lease
+from nightshift.tpu.api import Instance
 from nightshift.tpu.bodies import InstanceSpec, instance_body
 from nightshift.tpu.loss import explain_loss
 from nightshift.tpu.provisioning import sent_run_duration
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from nightshift.airflow.night import Night
     from nightshift.ledger.vms import VmDocument
-    from nightshift.tpu.api import Instance
     from nightshift.tpu.compute import GoogleCompute
 
 DELETE_RETRIES = 8
@@ -60,6 +60,7 @@ def release_all(operator: NightshiftOperator, night: Night) -> lease.ReleaseRepo
         clock=time.monotonic,
         now=lambda: datetime.now(UTC),
         on_change=lambda line: operator.log.info("%s", line),
+        installation=operator.google.installation,
     )
     released = {vm.instance_id: vm.seconds for vm in report.deleted}
     try:
@@ -105,6 +106,9 @@ class VmOperator(NightshiftOperator):
         :param state: what `go_on` was called with before the wait.
         """
         with self.reporting(context):
+            for vm in event["met"]:
+                created = datetime.fromisoformat(vm["created"])
+                self._note(self.night(context), Instance(**{**vm, "created": created}))
             if not event["ready"]:
                 error_class = getattr(errors, event["error"], errors.CloudUnavailable)
                 error = error_class(event["message"], next_step=event["next_step"], billed=event["billed"])
@@ -124,23 +128,27 @@ class VmOperator(NightshiftOperator):
         """
         night = self.night(context)
         compute = compute_of(self, night)
-        instance = lease.find_alive(compute, night.run)
+        instance = lease.find_alive(compute, night.run, installation=self.google.installation)
         if instance is None:
             raise errors.VmLost(
                 f"run {night.run} has no VM that is RUNNING", next_step="nothing: another one is made"
             )
         address = vm_address(compute.project, instance.zone, instance.name, self.google.compute_endpoint)
         self.push_link(context, VmLink(), address)
+        self._note(night, instance)
+        return instance
+
+    def _note(self, night: Night, instance: Instance) -> None:
+        """Write down that the run has a VM, and which of those that it had before are gone."""
         try:
             model = night.recipe.tpu.provisioning.model
             new = vms_of(self, night).note(instance, provisioning=model, got_by=self.task_id)
         except errors.TransientError as error:
             # Counting VMs matters less than using the one that is paid for.
             self.log.warning("That the run has this VM could not be written down: %s", error)
-            return instance
-        if new:  # one that it had before may have gone while it was waited for
+            return
+        if new:
             self._count_losses(night)
-        return instance
 
     def recover(
         self, context: Context, trouble: errors.NightshiftError, state: Mapping[str, Any] | None = None
@@ -153,7 +161,7 @@ class VmOperator(NightshiftOperator):
         :param state: what to call `go_on` with then, when it is still the same VM.
         """
         night = self.night(context)
-        alive = lease.find_alive(compute_of(self, night), night.run)
+        alive = lease.find_alive(compute_of(self, night), night.run, installation=self.google.installation)
         useless = (
             alive.instance_id if alive is not None and isinstance(trouble, errors.BootTimedOut) else None
         )
@@ -273,13 +281,9 @@ class CreateVmOperator(VmOperator):
     """
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Find the VM, or ask for it and defer."""
+        """Defer until the run has a VM that answers; one that is there already is found by the trigger."""
         with self.reporting(context):
-            compute = compute_of(self, self.night(context))
-            if lease.find_alive(compute, self.night(context).run) is None:
-                self.recover(context, errors.VmLost("there is no VM yet"))
-            # It is there; whether it lets us in, the trigger finds out.
-            self.await_vm(context)
+            self.recover(context, errors.VmLost("it is not known whether the run has a VM"))
 
     def go_on(self, context: Context, **state: Any) -> dict[str, Any]:
         """Return what is known of the VM."""

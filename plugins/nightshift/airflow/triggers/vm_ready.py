@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -63,6 +64,7 @@ class VmReadyTrigger(BaseTrigger):
         self.boot_seconds = boot_seconds
         self.began = time.time() if began is None else began
         self._stop = threading.Event()
+        self._search: Search | None = None
         self._told_of_silence = False
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -89,7 +91,12 @@ class VmReadyTrigger(BaseTrigger):
         else:
             outcome = {"ready": True}
         await settle(since)
-        yield TriggerEvent(outcome)
+        yield TriggerEvent({**outcome, "met": self._met()})
+
+    def _met(self) -> list[dict[str, Any]]:
+        """Return the instances that the search has met, as mappings that can travel in an event."""
+        met = self._search.met.values() if self._search else ()
+        return [{**asdict(item), "created": item.created.isoformat(), "labels": {}} for item in met]
 
     async def on_kill(self) -> None:
         """Ask for nothing more: the task was marked or cleared in the UI."""
@@ -98,7 +105,7 @@ class VmReadyTrigger(BaseTrigger):
     async def _wait(self) -> None:
         compute = await self._in_thread(self._connect)
         try:
-            search = Search(
+            search = self._search = Search(
                 compute,
                 [LeaseRequest(**request) for request in self.requests],
                 limits=Limits(queue=self.queue_seconds, boot=self.boot_seconds),

@@ -40,13 +40,9 @@ from checkpoint_manifest import (  # type: ignore[import-not-found]
 POLL_SECONDS = 2.0
 WATCH_SECONDS = 0.5
 LOG_SECONDS = 30.0  # between two copies of the log that no checkpoint asks for
-LAST_LOG_SECONDS = (
-    10.0  # the same after the final checkpoint, when the evaluation is all that is still to come
-)
+LAST_LOG_SECONDS = 10.0  # the same after the final checkpoint: only the evaluation is still to come
 TOLD_SECONDS = 30.0  # for the log to tell of a step whose checkpoint is there already
-GIVEN_UP_SECONDS = (
-    30.0  # for the last pass, after the time for the final step was over before the training's end
-)
+GIVEN_UP_SECONDS = 30.0  # for the last pass, when the patience for the final step was over before
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0  # seconds before another attempt, after the bucket has refused
 WORKERS = 8  # files at a time
 
@@ -188,6 +184,7 @@ class Copier:
         try:
             sizes = sizes_of(source)
             files = self._send_all(folder, step, sizes, present)
+            seconds = time.monotonic() - began
             # A training that goes on from here finds in the log what was measured up to here.
             self._wait_until_told(step)
             self._send_log(folder)
@@ -200,7 +197,6 @@ class Copier:
         folder.delete(name for name in stale if name not in wanted and name != manifest_name(step))
         folder.write(manifest_name(step), manifest_text(step, files).encode(), "application/json")
         self._safe = step
-        seconds = time.monotonic() - began
         size = sum(sizes.values()) / 1e6
         say(
             f"checkpoint {step} is safe in {folder.address}/{step}: "
