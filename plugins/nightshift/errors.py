@@ -14,6 +14,8 @@
     │   ├── StepTimedOut            a step was stopped because it took longer than the recipe allows
     │   ├── DiskFull                the VM or its /dev/shm has no room left
     │   ├── TrainingIncomplete      training ended, but not with what it had to leave
+    │   ├── BaselineTooLow          the model was below the recipe's floor before it was trained
+    │   ├── WeightsUnmoved          the training changed nothing in the model
     │   ├── VerificationFailed      what arrived is not what was sent
     │   ├── QueueTimedOut           no TPU was to be had anywhere within the recipe's limit
     │   ├── RecoveriesExhausted     the run has lost more VMs than the recipe allows
@@ -140,6 +142,18 @@ class TrainingIncomplete(PermanentError):
     """Training ended without its final checkpoint or its post-evaluation."""
 
     reason = "training_incomplete"
+
+
+class BaselineTooLow(PermanentError):
+    """The accuracy before training is below `gate.min_accuracy_before`; it was stopped before it began."""
+
+    reason = "gate_accuracy_before"  # as `nightshift.gate` calls the rule
+
+
+class WeightsUnmoved(PermanentError):
+    """The trained model's weights are the source model's."""
+
+    reason = "weights_unmoved"
 
 
 class VerificationFailed(PermanentError):

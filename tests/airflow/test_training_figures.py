@@ -1,4 +1,4 @@
-"""What a training leaves on the VM becomes the figures of its task: judged, told, and fit for the record."""
+"""What training and conversion leave on the VM becomes the figures of their tasks, fit for the record."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from nightshift.airflow.hooks.hub import HubHook
+from nightshift.airflow.jobs import Site
 from nightshift.airflow.night import Night
-from nightshift.airflow.operators.remote_step import Site
+from nightshift.airflow.operators.conversion import ConvertToHuggingFaceOperator
 from nightshift.airflow.operators.train import TrainOperator
 from nightshift.airflow.paths import RECIPES
-from nightshift.errors import TrainingIncomplete
+from nightshift.errors import TrainingIncomplete, VerificationFailed
 from nightshift.ledger.record import MetricPoint
 from nightshift.maxtext.scripts import train_log
 from nightshift.recipe import load_recipe
@@ -61,6 +63,8 @@ def site(tmp_path: Path) -> Site:
         instance=Instance("a-run", "zone", "1", "RUNNING", "ct6e-standard-8t", created, {}, None),
         target=SshTarget("127.0.0.1", 22, "me", "", ()),
         layout=layout,
+        resolved={},
+        hub=HubHook(),
     )
 
 
@@ -110,3 +114,18 @@ def test_a_training_without_its_last_checkpoint_has_no_figures(site: Site) -> No
     Path(site.layout.actor_checkpoints, "32").rename(Path(site.layout.actor_checkpoints, "31"))
     with pytest.raises(TrainingIncomplete, match="its last checkpoint is step 31 of 32"):
         figures(site, RECORDED.read_text(encoding="utf-8", errors="replace"))
+
+
+def converted(site: Site, log: str) -> dict[str, Any]:
+    operator = ConvertToHuggingFaceOperator(task_id="convert_to_huggingface", recipe=site.night.recipe)
+    return asyncio.run(operator.figures(site, cast("RemoteHost", ThisMachine()), log))
+
+
+def test_how_far_the_weights_moved_is_in_the_record(site: Site) -> None:
+    log = 'Conversion\nnightshift: weights {"tensors": 21, "tensors_moved": 20}\nnightshift: done\n'
+    assert converted(site, log) == {"weights": {"tensors": 21, "tensors_moved": 20}}
+
+
+def test_a_conversion_whose_weights_nobody_compared_has_not_succeeded(site: Site) -> None:
+    with pytest.raises(VerificationFailed, match="compared with the source model's"):
+        converted(site, "Conversion\nnightshift: step 32 is in the Hugging Face format\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from dataclasses import dataclass, field
@@ -18,7 +19,11 @@ from nightshift.recipe import Recipe, load_recipe
 from rehearsal.demo import RECIPE
 from rehearsal.settings import WRITE_TOKEN
 
+from tests.maxtext.model_files import TELLING, Stored, content, read
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from localcloud.handle import LocalCloud
 
 RUN = "night-1-20261201-1700-0a1b2c"
@@ -105,7 +110,9 @@ def test_a_night_runs_from_the_installation_to_the_export_in_seconds(bench: Benc
     assert (log.pre and log.pre.correct, log.post and log.post.correct) == (1, 13)
     assert logs.latest_step(bench.done(scripts.list_steps_script(bench.layout))) == STEPS
     exported = bench.done(scripts.to_huggingface_script(bench.recipe, bench.layout))
-    assert "tensors" in exported
+    weights = logs.weights(exported.splitlines())
+    assert weights is not None
+    assert (weights["tensors_moved"], weights["values_moved"]) == (1, 1)
     assert (Path(bench.layout.hf_trained) / "chat_template.jinja").exists()
 
 
@@ -146,6 +153,51 @@ def test_an_ordered_failure_is_diagnosed_as_the_real_one_would_be(
     bench.order(fault=fault, at="train:3")
     failed = bench.train()
     assert outcome.diagnose("train", failed.stdout.splitlines(), failed.returncode).reason == reason
+
+
+def as_float32(tensors: dict[str, Stored]) -> dict[str, Stored]:
+    return {name: tensor.as_float32() for name, tensor in tensors.items()}
+
+
+def without_one(tensors: dict[str, Stored]) -> dict[str, Stored]:
+    return {name: tensor for name, tensor in tensors.items() if name != TELLING}
+
+
+def with_a_nan(tensors: dict[str, Stored]) -> dict[str, Stored]:
+    bits = tensors[TELLING].bits()
+    bits[7] = 0x7FC0
+    return tensors | {TELLING: tensors[TELLING].with_bits(bits)}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "says"),
+    [
+        (None, "weights_unmoved", "the training changed nothing"),
+        (with_a_nan, "verification_failed", "1 values are NaN or infinite, in 1 of 21 tensors"),
+        (without_one, "verification_failed", f"1 of 21 tensors are missing: {TELLING}"),
+        (as_float32, "verification_failed", "is F32, not BF16"),
+    ],
+    ids=["unmoved", "nan", "missing", "dtype"],
+)
+def test_a_model_that_nobody_could_use_fails_its_conversion(
+    bench: Bench, change: Callable[[dict[str, Stored]], dict[str, Stored]] | None, reason: str, says: str
+) -> None:
+    bench.done(install.install_script(bench.recipe, bench.layout))
+    bench.done(scripts.to_maxtext_script(bench.recipe, bench.layout))
+    bench.train()
+    final = Path(bench.layout.actor_checkpoints) / str(STEPS) / "model_params"
+    trained, base = final / "model.safetensors", Path(bench.layout.base_checkpoint) / "model.safetensors"
+    weights = base.read_bytes() if change is None else content(change(read(trained)))
+    trained.write_bytes(weights)
+    digests = json.loads((final / "_METADATA").read_text(encoding="utf-8"))
+    digests["model.safetensors"] = hashlib.sha256(weights).hexdigest()
+    (final / "_METADATA").write_text(json.dumps(digests), encoding="utf-8")
+    script = scripts.to_huggingface_script(bench.recipe, bench.layout)
+    for _ in range(2):  # a result that did not pass its checks is none the next time either
+        failed = bench.run(script)
+        error = outcome.diagnose("convert_to_huggingface", failed.stdout.splitlines(), failed.returncode)
+        assert (failed.returncode, error.reason) == (1, reason)
+        assert says in error.message
 
 
 def test_a_setting_that_maxtext_does_not_know_is_refused(bench: Bench) -> None:

@@ -35,10 +35,11 @@ BOOT_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
 
-def rehearsal(**training: object) -> Recipe:
-    """Return the rehearsal's recipe with other training settings."""
+def rehearsal(*, floor: float = 0.0, **training: object) -> Recipe:
+    """Return the rehearsal's recipe with other training settings, and a floor for the accuracy before training."""
     data = load_recipe(INCLUDE / "recipes" / "rehearsal.yaml").model_dump(mode="json")
     data["training"].update(training)
+    data["gate"]["min_accuracy_before"] = floor
     return type(load_recipe(INCLUDE / "recipes" / "rehearsal.yaml")).model_validate(data)
 
 
@@ -108,6 +109,8 @@ class MaxTextVm:
             case "train":
                 text = scripts.train_script(recipe, layout, self.dataset_commit, self.bucket)
                 return text, commands.training_environment(recipe, layout)
+            case "to_huggingface":
+                return scripts.to_huggingface_script(recipe, layout), commands.conversion_environment()
             case _:
                 raise ValueError(step)
 

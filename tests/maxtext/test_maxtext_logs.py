@@ -64,6 +64,19 @@ def test_only_the_scripts_own_lines_are_taken_for_metrics() -> None:
     assert not logs.is_note(said_by_a_model)
 
 
+def test_the_comparison_of_weights_is_read_and_the_last_one_counts() -> None:
+    line = 'nightshift: weights {"tensors": 21, "tensors_moved": %d, "relative_norm": null}'
+    assert logs.parse_line(line % 3) == logs.ComparedWeights({
+        "tensors": 21,
+        "tensors_moved": 3,
+        "relative_norm": None,
+    })
+    found = logs.weights(["nightshift: converting", line % 3, line % 4, "nightshift: weights are fine"])
+    assert found is not None
+    assert found["tensors_moved"] == 4
+    assert logs.weights(["nightshift: weights are fine", f"  {line % 3}'"]) is None
+
+
 def test_numbers_in_numpys_spelling_are_read() -> None:
     line = (
         "Post RL Training: corr=np.int64(3), total=4, accuracy=np.float64(75.0)%, partial_accuracy=75.0%, "

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from nightshift import errors
+from nightshift import errors, gate
 from nightshift.maxtext import commands, logs, outcome
 from nightshift.recipe import load_recipe
 from nightshift.remote.job import JobState, JobStatus
@@ -150,6 +150,16 @@ def test_the_completion_rule_waits_until_the_checkpoints_are_safe_and_for_the_la
             errors.VerificationFailed,
             "clear the failed task",
         ),
+        (
+            "nightshift: error[baseline_below_floor]: accuracy before training 0.062 (1 of 16) is below …",
+            errors.BaselineTooLow,
+            "lower gate.min_accuracy_before",
+        ),
+        (
+            "nightshift: error[unmoved]: no value of 9 tensors differs from the source model's",
+            errors.WeightsUnmoved,
+            "Leave learning_rate_schedule_steps out",
+        ),
         ("nightshift: error[wrong_devices]: JAX sees 4 TPU chips", errors.StepFailed, "machine_type"),
         (
             "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable",
@@ -204,6 +214,19 @@ def test_a_killed_process_is_lost_whatever_its_log_holds() -> None:
     found = outcome.diagnose("train", ["503 Server Error: Service Unavailable", "Train step 3"], 137)
     assert type(found) is errors.JobLost
     assert found.message.endswith("  Train step 3")
+
+
+@pytest.mark.parametrize("code", [143, 137, -9])
+def test_why_a_training_was_ended_counts_more_than_how(code: int) -> None:
+    note = "nightshift: error[baseline_below_floor]: accuracy before training 0.062 (1 of 16) is below …"
+    found = outcome.diagnose("train", [note, "503 Server Error: Service Unavailable", "bye"], code)
+    assert type(found) is errors.BaselineTooLow
+    assert found.retryable is False
+    assert "(1 of 16)" in found.message
+
+
+def test_the_floors_reason_is_the_gates() -> None:
+    assert errors.BaselineTooLow.reason == gate.Reason.ACCURACY_BEFORE
 
 
 def test_deterministic_failures_are_not_tried_again() -> None:

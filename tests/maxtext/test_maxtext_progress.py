@@ -82,6 +82,19 @@ def test_a_saved_checkpoint_is_told_with_its_step() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("norm", "words"),
+    [
+        ("0.02518", "21 of 21 tensors moved, relative norm 0.025, no NaN or infinity"),
+        ("3.1e-07", "21 of 21 tensors moved, relative norm 3.1e-07, no NaN or infinity"),
+        ("null", "21 of 21 tensors moved, no NaN or infinity"),
+    ],
+)
+def test_how_far_the_weights_moved_is_told_in_words(norm: str, words: str) -> None:
+    line = f'nightshift: weights {{"tensors": 21, "tensors_moved": 21, "relative_norm": {norm}}}'
+    assert told(progress.ProgressTracker(), [line]) == [words]
+
+
 def test_a_progress_bar_before_a_step_does_not_hide_its_time() -> None:
     lines = [step(n, 2.0 * n) for n in range(1, 7)]
     lines[3] = f"0it [00:00, ?it/s]{lines[3]}"

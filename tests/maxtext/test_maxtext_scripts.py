@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from nightshift.errors import BaselineTooLow
 from nightshift.maxtext import commands, logs, outcome, scripts
 from nightshift.names import BucketLayout
 from nightshift.recipe import Recipe, load_recipe
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from localcloud.handle import LocalCloud
 
 RECIPES = Path(__file__).parents[2] / "include" / "recipes"
+ON_VM = Path(scripts.__file__).parent / "on_vm"
 EVENTS = Path(__file__).parent / "data" / "events.out.tfevents.1796134698.vm"
 COMMIT = "0e9e39f249a16976918f6564b8830bc894c89659"
 BUCKET = BucketLayout("a-bucket", "a-prefix", "a-run")
@@ -185,6 +188,55 @@ def test_a_reader_of_the_step_metrics_that_breaks_changes_nothing_for_the_traini
     assert logs.summarize(ran.output.splitlines()).pre is not None
 
 
+def test_a_recipe_without_a_floor_has_no_watcher_of_the_baseline(recipe: Recipe, layout: LocalLayout) -> None:
+    assert recipe.gate.min_accuracy_before == 0
+    script = scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET)
+    assert "baseline_below_floor" not in script
+    assert "floor_watcher" not in script
+
+
+def test_a_baseline_below_the_floor_ends_the_training_and_says_why(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    floored = with_settings(recipe, "gate", min_accuracy_before=0.5)
+    script = scripts.train_script(floored, layout, DATA_COMMIT, BUCKET)
+    ran = machine.run(script, CORRECT="7", UNTIL="/nonexistent/for/ever")
+    assert ran.code == 143
+    error = outcome.diagnose("train", ran.output.splitlines(), ran.code)
+    assert type(error) is BaselineTooLow
+    assert "0.438 (7 of 16) is below gate.min_accuracy_before, 0.5" in error.message
+    assert "ended early" not in ran.output
+    assert logs.summarize(Path(scripts.train_log(layout)).read_text().splitlines()).post is None
+
+
+def test_the_floor_is_for_what_this_attempt_measures(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    machine.run(scripts.train_script(recipe, layout, DATA_COMMIT, BUCKET), CORRECT="1", FAIL="3")
+    log, judged = scripts.train_log(layout), machine.home / "judged"
+    # The training goes on until the watcher has said something.
+    copier = f"trap 'exit 0' TERM; until grep -q min_accuracy_before {log}; do sleep 0.05; done; touch {judged}; wait"
+    floored = with_settings(recipe, "gate", min_accuracy_before=0.5)
+    script = scripts.train_script(floored, layout, DATA_COMMIT, BUCKET)
+    ran = machine.run(script, CORRECT="8", COPIER=copier, UNTIL=str(judged))
+    assert ran.code == 0, ran.output
+    assert "0.500 (8 of 16): not below gate.min_accuracy_before, 0.5" in ran.output
+
+
+@pytest.mark.parametrize("code", ["0", "3"])
+def test_a_watcher_of_the_baseline_that_breaks_changes_nothing_for_the_training(
+    machine: Machine, recipe: Recipe, layout: LocalLayout, code: str
+) -> None:
+    Path(layout.base_checkpoint).mkdir(parents=True)
+    floored = with_settings(recipe, "gate", min_accuracy_before=0.5)
+    script = scripts.train_script(floored, layout, DATA_COMMIT, BUCKET)
+    ran = machine.run(script, WATCHER="exit 1", FAIL=code.replace("0", ""))
+    assert ran.code == int(code)
+    assert "the watcher of the baseline ended early; the training does not need it" in ran.output
+
+
 @pytest.mark.parametrize("code", ["0", "3"])
 @pytest.mark.parametrize("copier", ["exit 1", "kill -9 $$", "trap '' TERM; sleep 0.7; exit 1"])
 def test_a_copier_that_breaks_changes_nothing_for_the_training(
@@ -294,11 +346,46 @@ def test_the_last_finished_checkpoint_is_converted_once(
     assert ran.code == 0
     calls = machine.calls()
     assert calls[1] == commands.to_huggingface_argv(recipe, layout, f"{layout.actor_checkpoints}/32")[1:]
-    assert calls[2] == ["-", commands.source_folder(layout), layout.hf_trained, "bfloat16"]
+    arguments = [commands.source_folder(layout), layout.hf_trained, "bfloat16"]
+    assert calls[2:] == [
+        ["-u", f".nightshift/programs/{name}", *arguments]
+        for name in ("finish_export.py", "compare_weights.py")
+    ]
     again = machine.run(script)
     assert again.code == 0
     assert "step 32 is already in the Hugging Face format" in again.output
     assert machine.calls() == []
+    for output in (ran.output, again.output):
+        assert logs.weights(output.splitlines()) == {
+            "tensors": 21,
+            "tensors_moved": 20,
+            "relative_norm": 0.025,
+        }
+
+
+def test_the_programs_about_an_export_find_each_other(
+    machine: Machine, recipe: Recipe, layout: LocalLayout
+) -> None:
+    trained(machine, recipe, layout)
+    machine.run(scripts.to_huggingface_script(recipe, layout))
+    folder = machine.home / ".nightshift/programs"
+    for name in ("model_folder.py", "finish_export.py", "compare_weights.py"):
+        assert (folder / name).read_text("utf-8") == (ON_VM / name).read_text("utf-8")
+
+
+def test_an_export_that_another_releases_checks_passed_is_made_again(
+    machine: Machine, recipe: Recipe, layout: LocalLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(machine, recipe, layout)
+    machine.run(scripts.to_huggingface_script(recipe, layout))
+    machine.calls()
+    other = tmp_path / "on_vm"
+    shutil.copytree(ON_VM, other)
+    with (other / "model_folder.py").open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    monkeypatch.setattr(scripts, "_ON_VM", other)
+    assert machine.run(scripts.to_huggingface_script(recipe, layout)).code == 0
+    assert machine.modules() == ["to_huggingface", "finish_export.py", "compare_weights.py"]
 
 
 def test_an_export_that_did_not_pass_its_checks_is_made_again(
@@ -309,9 +396,14 @@ def test_an_export_that_did_not_pass_its_checks_is_made_again(
     machine.calls()
     script = scripts.to_huggingface_script(recipe, layout)
     assert machine.run(script, FAIL_SCRIPT="1").code == 1
-    assert machine.modules() == ["to_huggingface", "-"]
+    assert machine.modules() == ["to_huggingface", "finish_export.py"]
+    unmoved = machine.run(script, UNMOVED="1")
+    assert unmoved.code == 1  # not tee's
+    failure = outcome.diagnose("convert_to_huggingface", unmoved.output.splitlines(), unmoved.code)
+    assert failure.reason == "weights_unmoved"
+    assert machine.modules() == ["to_huggingface", "finish_export.py", "compare_weights.py"]
     assert machine.run(script).code == 0
-    assert machine.modules() == ["to_huggingface", "-"]
+    assert machine.modules() == ["to_huggingface", "finish_export.py", "compare_weights.py"]
 
 
 def test_the_files_beside_an_export_do_not_become_part_of_it(

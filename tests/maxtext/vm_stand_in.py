@@ -24,6 +24,9 @@ case "$stdin" in
   *tfevents*)  # the reader beside train_rl runs for real, unless it is to break
     [ -z "${READER:-}" ] || exec bash -c "$READER"
     exec @PYTHON@ "$@" <<< "$stdin" ;;
+  *baseline_below_floor*)  # and so does the watcher of the baseline
+    [ -z "${WATCHER:-}" ] || exec bash -c "$WATCHER"
+    exec @PYTHON@ "$@" <<< "$stdin" ;;
 esac
 case "$*" in
   *copy_checkpoints.py*)  # the copier too, where there is a bucket; else one that copies nothing
@@ -36,6 +39,10 @@ esac
 printf '%q ' "$@" >> "$HOME/calls"; echo >> "$HOME/calls"
 value() { local word; for word in "${@:2}"; do case "$word" in "$1="*) echo "${word#*=}";; esac; done; }
 case "$*" in
+  *finish_export.py*) [ -z "${FAIL_SCRIPT:-}" ] || exit "$FAIL_SCRIPT" ;;
+  *compare_weights.py*)
+    echo 'nightshift: weights {"tensors": 21, "tensors_moved": 20, "relative_norm": 0.025}'
+    [ -z "${UNMOVED:-}" ] || { echo "nightshift: error[unmoved]: no value differs" >&2; exit 1; } ;;
   *to_maxtext*)
     target=$(value base_output_directory "$@"); mkdir "$target"
     [ -z "${FAIL:-}" ] || { touch "$target/half"; exit "$FAIL"; }
@@ -139,5 +146,9 @@ class Machine:
         return [shlex.split(line.replace("$'", "'")) for line in lines]
 
     def modules(self) -> list[str]:
-        """Return which MaxText modules, or "-" for a script, were run since the last look."""
-        return [call[1].rpartition(".")[2] if call[0] == "-m" else call[0] for call in self.calls()]
+        """Return what was run since the last look: MaxText's modules, our programs, "-" for a script sent along."""
+        separators = {"-m": ".", "-u": "/"}
+        return [
+            call[1].rpartition(separators[call[0]])[2] if call[0] in separators else call[0]
+            for call in self.calls()
+        ]

@@ -7,11 +7,12 @@ lines of on_vm/follow_metrics.py.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,6 +46,7 @@ _MILESTONES = (
 )
 _NOTE = "nightshift: "  # what Nightshift's own scripts on the VM begin a line with
 _METRICS = re.compile(r"^nightshift: metrics step=(?P<step>\d+)(?P<values>( \w+=\S+)*)$")
+_WEIGHTS = re.compile(r"^nightshift: weights (?P<figures>\{.*\})$")
 _PLANNED = re.compile(
     r"\[intermediate-eval\] hook installed: evaluate\(\.\.\.\) will fire every (\d+) outer steps"
 )
@@ -116,13 +118,20 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class ComparedWeights:
+    """A trained model's weights beside its source's: the figures that on_vm/compare_weights.py names."""
+
+    figures: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Milestone:
     """A point that a step has reached, in words for people."""
 
     text: str
 
 
-Event = TrainStep | StepMetrics | Evaluation | PlannedEvaluations | Resumed | Milestone
+Event = TrainStep | StepMetrics | Evaluation | PlannedEvaluations | Resumed | ComparedWeights | Milestone
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,8 @@ def parse_line(line: str) -> Event | None:
     if match := _METRICS.match(line.strip()):
         pairs = (pair.partition("=") for pair in match["values"].split())
         return StepMetrics(int(match["step"]), {name: _float(value) for name, _, value in pairs})
+    if match := _WEIGHTS.match(line.strip()):
+        return ComparedWeights(json.loads(match["figures"]))
     if match := _EVALUATION.search(line):
         return _evaluation(match)
     if match := _PLANNED.search(line):
@@ -207,6 +218,15 @@ def summarize(lines: Iterable[str]) -> TrainingLog:
         steps=tuple(steps[number] for number in sorted(steps)),
         metrics=tuple(metrics[number] for number in sorted(metrics)),
     )
+
+
+def weights(lines: Iterable[str]) -> dict[str, Any] | None:
+    """Return the figures of the last comparison of weights in a log, or None when there is none."""
+    found = None
+    for line in lines:
+        if isinstance(event := parse_line(line), ComparedWeights):
+            found = event.figures
+    return found
 
 
 def latest_step(listing: str) -> int | None:

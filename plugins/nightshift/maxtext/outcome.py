@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nightshift.errors import (
     REPEAT_A_STEP,
     AccessDenied,
+    BaselineTooLow,
     CloudUnavailable,
     ConfigurationRefused,
     DeviceOutOfMemory,
@@ -20,6 +21,7 @@ from nightshift.errors import (
     TrainingIncomplete,
     TransientError,
     VerificationFailed,
+    WeightsUnmoved,
 )
 from nightshift.maxtext.logs import POST_EVALUATION, Evaluation, TrainingLog, is_error_note, is_note
 from nightshift.remote.job import CompletionRule
@@ -73,6 +75,20 @@ _AGAIN = f"{REPEAT_A_STEP}."
 
 # The first that is found anywhere in the log's tail wins, so causes stand before their effects.
 _KNOWN = (
+    _known(
+        r"nightshift: error\[baseline_below_floor\]",
+        BaselineTooLow,
+        "the model is below the recipe's floor before it is trained",
+        "Find out what is broken: the conversion (model.name against model.repo), the tokenizer, or the chat template "
+        "that training.maxtext sets. If nothing is, the floor is too high: lower gate.min_accuracy_before.",
+    ),
+    _known(
+        r"nightshift: error\[unmoved\]",
+        WeightsUnmoved,
+        "the training changed nothing in the model",
+        "Leave learning_rate_schedule_steps out of training.maxtext, and raise training.learning_rate or "
+        "training.num_batches; then trigger a new run.",
+    ),
     _known(
         r"nightshift: error\[no_network\]",
         CloudUnavailable,
@@ -285,19 +301,24 @@ def diagnose(step: str, log_tail: Sequence[str], exit_code: int | None) -> Night
     lines = [line for line in map(_clean, log_tail) if line]
     ended = "without an exit code" if exit_code is None else f"with exit code {exit_code}"
     last = "\n".join(f"  {line[:500]}" for line in lines[-_TAIL:]) or "  (its log is empty)"
-    if exit_code in _KILLED:
-        return JobLost(
-            f"{step} was killed (exit code {exit_code}), perhaps because the VM's memory was full; "
-            f"its last lines:\n{last}",
-            next_step="It is tried again. Should it come back: checkpoints in /dev/shm count as memory too.",
-        )
     # What a program beside the training has met, such as a bucket that is away for a while, did not end it.
     telling = [line for line in lines if is_error_note(line) or not is_note(line)]
+    killed = exit_code in _KILLED
+    if (
+        killed
+    ):  # an error before that says nothing of a process that still ran, unless it is why it was killed
+        telling = [line for line in telling if is_error_note(line)]
     for known in _KNOWN:
         for line in reversed(telling):
             if found := known.pattern.search(line):
                 shown = _around(line, found)
                 return known.error(f"{step} ended {ended}: {known.what}: {shown}", next_step=known.next_step)
+    if killed:
+        return JobLost(
+            f"{step} was killed (exit code {exit_code}), perhaps because the VM's memory was full; "
+            f"its last lines:\n{last}",
+            next_step="It is tried again. Should it come back: checkpoints in /dev/shm count as memory too.",
+        )
     return StepFailed(
         f"{step} ended {ended}; its last lines:\n{last}",
         next_step=f"Read the step's whole log, correct the cause, then {_AGAIN}",

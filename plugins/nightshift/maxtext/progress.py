@@ -6,9 +6,10 @@ import itertools
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nightshift.maxtext.logs import (
+    ComparedWeights,
     Evaluation,
     Milestone,
     PlannedEvaluations,
@@ -19,7 +20,7 @@ from nightshift.maxtext.logs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from nightshift.maxtext.logs import TrainingLog
 
@@ -120,6 +121,8 @@ class ProgressTracker:
             case Resumed(step=number):
                 self._baseline = True
                 text = f"the training resumes after step {number}"
+            case ComparedWeights(figures=figures):
+                text = describe_weights(figures)
             case Milestone(text=words):
                 text = words
             case None:
@@ -175,6 +178,13 @@ def describe(evaluation: Evaluation, *, when: str | None = None) -> str:
         f"{when}: {evaluation.correct:g} of {evaluation.total} correct ({evaluation.accuracy:.1%}), "
         f"format {evaluation.format_accuracy:.1%}{reward}"
     )
+
+
+def describe_weights(figures: Mapping[str, Any]) -> str:
+    """Return in words how far a training moved the weights; there are no figures where a value is not finite."""
+    norm = figures["relative_norm"]  # null where all of the source's weights are zero
+    how_far = "" if norm is None else f", relative norm {norm:.2g}"
+    return f"{figures['tensors_moved']} of {figures['tensors']} tensors moved{how_far}, no NaN or infinity"
 
 
 def describe_rewards(log: TrainingLog) -> str | None:

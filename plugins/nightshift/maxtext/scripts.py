@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 
 _ON_VM = Path(__file__).parent / "on_vm"
 _HEREDOC = "NIGHTSHIFT_END"
-_PROGRAMS = ".nightshift/checkpoints"  # below the login user's home
+_PROGRAMS = ".nightshift/programs"  # below the login user's home
 _CHECKPOINT_PROGRAMS = (
     "checkpoint_manifest.py",
     "checkpoint_folder.py",
     "copy_checkpoints.py",
     "restore_checkpoints.py",
 )
+_EXPORT_PROGRAMS = ("model_folder.py", "finish_export.py", "compare_weights.py")
 #: For a program that must not slow the training: least priority, and the disk only when nobody else wants it.
 _AT_LEISURE = "nice -n 19 ionice -c 3"
-_STEP = "__CHECKPOINT__"  # survives quoting as it is; becomes a shell variable
+# These survive quoting as they are, and become shell variables.
+_STEP, _LOGGED, _TRAINER = "__CHECKPOINT__", "__LOGGED__", "__TRAINER__"
 
 #: Orbax keeps unfinished steps beside the finished ones, under names that are no plain numbers.
 _LIST_STEPS = """{ ls -1 "$actor" 2>/dev/null || true; } | { grep -E '^[0-9]+$' || true; } | sort -n"""
@@ -64,9 +66,8 @@ def fingerprint(*parts: object) -> str:
 
 def run_python(interpreter: str, name: str, arguments: Sequence[str], *, background: bool = False) -> str:
     """Return the command that runs a file of `on_vm/` on the VM, its text sent along."""
-    source = (_ON_VM / name).read_text(encoding="utf-8")
     end = " &" if background else ""
-    return f"{shlex.join([interpreter, '-', *arguments])} <<'{_HEREDOC}'{end}\n{source}{_HEREDOC}\n"
+    return f"{shlex.join([interpreter, '-', *arguments])} <<'{_HEREDOC}'{end}\n{_source(name)}{_HEREDOC}\n"
 
 
 def text_file(path: str, text: str) -> str:
@@ -118,6 +119,8 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str, bucket: 
     how they end is only told. What they may take after the training's end is limited, by themselves: seconds for the
     reader, `copy_checkpoints.py --patience` for the last checkpoint. `layout.checkpoints_safe` is there when the
     copier is done with the final checkpoint, or cannot be waited for: then a train_rl that hangs may be ended.
+
+    Where the recipe has a floor for the accuracy before training, a third program ends a train_rl that is below it.
     """
     final = f"{layout.actor_checkpoints}/{commands.expected_steps(recipe)}"
     copy = _run_program(layout, "copy_checkpoints.py", _copy_arguments(recipe, layout, bucket))
@@ -127,7 +130,7 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str, bucket: 
         f"base={shlex.quote(layout.base_checkpoint)}\n",
         '[ -d "$base" ] || fail no_checkpoint "no base checkpoint in $base"\n',
         _fetch_dataset(recipe, layout, dataset_commit),
-        _checkpoint_programs(),
+        _put_programs(_CHECKPOINT_PROGRAMS),
         f"log={shlex.quote(train_log(layout))}\n",
         f"final={shlex.quote(final)}\n",
         f"safe={shlex.quote(layout.checkpoints_safe)}\n",
@@ -146,6 +149,8 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str, bucket: 
         "    exit 0\n",
         "  fi\n",
         "fi\n",
+        # Taken before anything writes: what an earlier attempt measured says nothing about this one.
+        'logged=$(stat -c %s "$log" 2>/dev/null || echo 0)\n' if recipe.gate.min_accuracy_before else "",
         "{\n",
         run_python(layout.python, "follow_metrics.py", _metrics_arguments(recipe, layout), background=True),
         "  follower=$!\n",
@@ -155,11 +160,14 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str, bucket: 
         '  { tail --pid="$copier" -f /dev/null; touch "$safe"; } &\n',
         "  watcher=$!\n",
         "  code=0\n",
-        f"  {shlex.join(commands.train_argv(recipe, layout, dataset_commit))} || code=$?\n",
+        _train(recipe, layout, dataset_commit),
         '  kill -TERM "$follower" "$copier" 2>/dev/null || true\n',
         '  wait "$follower" || say "the reader of the step metrics ended early; the training does not need it"\n',
         '  wait "$copier" || last_copy\n',
         '  wait "$watcher"\n',
+        '  wait "$floor_watcher" || say "the watcher of the baseline ended early; the training does not need it"\n'
+        if recipe.gate.min_accuracy_before
+        else "",
         '  exit "$code"\n',
         '} 2>&1 | tee -a "$log"\n',
     ])  # fmt: skip
@@ -174,7 +182,7 @@ def restore_script(recipe: Recipe, layout: VmLayout, bucket: BucketLayout) -> st
     return "".join([
         PRELUDE,
         activate(layout),
-        _checkpoint_programs(),
+        _put_programs(_CHECKPOINT_PROGRAMS),
         f"{_run_program(layout, 'restore_checkpoints.py', arguments)}\n",
     ])  # fmt: skip
 
@@ -190,11 +198,17 @@ def tensorboard_folder(layout: VmLayout) -> str:
 
 
 def to_huggingface_script(recipe: Recipe, layout: VmLayout) -> str:
-    """Return the script that converts the last checkpoint, completes the folder and checks that it loads."""
+    """Return the script that converts the last checkpoint, completes the folder and checks what is in it.
+
+    What the check says of the weights is kept beside the folder, so that a result that is already there tells it too.
+    """
     source, target = commands.source_folder(layout), layout.hf_trained
     command = commands.to_huggingface_argv(recipe, layout, _STEP)
     expected = commands.expected_steps(recipe)
-    inputs = fingerprint(command, recipe.model.repo, layout.model_revision)
+    arguments = [source, target, recipe.conversion.weight_dtype]
+    # With the programs' text: what passed the checks of another release has not passed these.
+    checks = [_source(name) for name in _EXPORT_PROGRAMS]
+    inputs = fingerprint(command, recipe.model.repo, layout.model_revision, arguments, checks)
     return "".join([
         PRELUDE,
         activate(layout),
@@ -205,16 +219,20 @@ def to_huggingface_script(recipe: Recipe, layout: VmLayout) -> str:
         'checkpoint="$actor/$step"\n',
         f"target={shlex.quote(target)}\n",
         f'inputs="{inputs}-$step"\n',
+        'weights="$target.weights"\n',
         'if is_complete "$target" "$inputs"; then\n',
+        '  cat "$weights"\n',
         '  say "step $step is already in the Hugging Face format: $target"\n',
         "  exit 0\n",
         "fi\n",
         _fetch_model(recipe, layout, fingerprint(recipe.model.repo, layout.model_revision)),
+        _put_programs(_EXPORT_PROGRAMS),
         'start_fresh "$target"\n',
         'say "converting $checkpoint"\n',
         shlex.join(command).replace(_STEP, '"$checkpoint"'),
         "\n",
-        run_python(layout.python, "finish_export.py", [source, target, recipe.conversion.weight_dtype]),
+        f"{_run_program(layout, 'finish_export.py', arguments)}\n",
+        f"{_run_program(layout, 'compare_weights.py', arguments)} | tee \"$weights\"\n",
         'mark_complete "$target" "$inputs"\n',
         'say "step $step is in the Hugging Face format: $target"\n',
     ])  # fmt: skip
@@ -225,11 +243,32 @@ def list_steps_script(layout: VmLayout) -> str:
     return f"actor={shlex.quote(layout.actor_checkpoints)}\n{_LIST_STEPS}\n"
 
 
-def _checkpoint_programs() -> str:
-    """Return the commands that put the programs about checkpoints on the VM, where they find each other."""
+def _train(recipe: Recipe, layout: VmLayout, dataset_commit: str) -> str:
+    """Return the commands that run train_rl and leave its exit code in `code`, as part of the training's script."""
+    command = shlex.join(commands.train_argv(recipe, layout, dataset_commit))
+    floor = recipe.gate.min_accuracy_before
+    if not floor:
+        return f"  {command} || code=$?\n"
+    options = {"--log": train_log(layout), "--floor": str(floor), "--offset": _LOGGED, "--pid": _TRAINER}
+    arguments = [word for option in options.items() for word in option]
+    watch = run_python(layout.python, "watch_baseline.py", arguments, background=True)
+    return "".join([
+        f"  {command} &\n",
+        "  trainer=$!\n",
+        watch.replace(_LOGGED, '"$logged"', 1).replace(_TRAINER, '"$trainer"', 1),
+        "  floor_watcher=$!\n",
+        '  wait "$trainer" || code=$?\n',
+    ])  # fmt: skip
+
+
+def _source(name: str) -> str:
+    return (_ON_VM / name).read_text(encoding="utf-8")
+
+
+def _put_programs(names: Sequence[str]) -> str:
+    """Return the commands that put programs into one folder on the VM, where they find each other."""
     return f"mkdir -p {_PROGRAMS}\n" + "".join(
-        text_file(f"{_PROGRAMS}/{name}", (_ON_VM / name).read_text(encoding="utf-8"))
-        for name in _CHECKPOINT_PROGRAMS
+        text_file(f"{_PROGRAMS}/{name}", _source(name)) for name in names
     )
 
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import struct
 import sys
 import time
 from pathlib import Path
@@ -67,6 +68,18 @@ def save(actor: Path, step: int, weights: bytes, keep: int | None) -> Path:
 
 
 def trained(weights: bytes, state: dict[str, int]) -> bytes:
-    """Return the weights after one more step, and count it in `state`: the last byte counts too."""
+    """Return the weights after one more step, and count it in `state`: the last value projection's mantissa counts too.
+
+    Of all weights the value projections are what no conversion rounds, so that a change in them is the training's.
+    """
     state["steps"] += 1
-    return weights[:-1] + bytes([state["steps"] % 256])
+    at = _low_byte(weights)
+    return weights[:at] + bytes([(weights[at] + 1) % 256]) + weights[at + 1 :]
+
+
+def _low_byte(weights: bytes) -> int:
+    """Return where the lower byte of the last value (bfloat16) of the last value projection is."""
+    (length,) = struct.unpack_from("<Q", weights)
+    header = json.loads(weights[8 : 8 + length])
+    last = max(name for name in header if name.endswith(".v_proj.weight"))
+    return 8 + int(length) + int(header[last]["data_offsets"][1]) - 2
