@@ -16,6 +16,7 @@ DEFAULT_PORT = 8899
 #: Every process of a rehearsal carries this variable, so that all of them are found again.
 MARKER = "NIGHTSHIFT_REHEARSAL"
 WRITE_TOKEN = "hf_rehearsal_write"  # noqa: S105  known to the local Hub alone
+READ_TOKEN = "hf_rehearsal_read"  # noqa: S105  likewise
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Settings:
         return CloudSettings(state_dir=self.var / "localcloud", port=self.port + 1)
 
     def connections(self) -> dict[str, dict[str, object]]:
-        """Return the three connections, which are all that differs from an installation on Google Cloud."""
+        """Return the four connections, which are all that differs from an installation on Google Cloud."""
         return {
             names.GOOGLE_CONNECTION: {
                 "conn_type": "google_cloud_platform",
@@ -81,6 +82,7 @@ class Settings:
                 "host": self.cloud.hub_endpoint,
                 "password": WRITE_TOKEN,
             },
+            names.HUB_VM_CONNECTION: {"conn_type": "generic", "password": READ_TOKEN},
         }
 
     def environment(self) -> dict[str, str]:

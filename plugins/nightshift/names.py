@@ -28,6 +28,8 @@ METADATA_RUN_ID = "nightshift-run-id"
 GOOGLE_CONNECTION = "google_cloud_default"
 SSH_CONNECTION = "nightshift_ssh"
 HUB_CONNECTION = "nightshift_huggingface"
+#: Whose token goes to the VM, which may only read; needed where HUB_CONNECTION has a token that may write.
+HUB_VM_CONNECTION = "nightshift_huggingface_vm"
 
 MAX_NAME = 63  # Compute Engine: names and label values are RFC 1035 labels of at most 63 characters
 _HASH = 6

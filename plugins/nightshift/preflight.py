@@ -19,6 +19,8 @@ from nightshift.errors import (
     PreflightFailed,
 )
 from nightshift.hub import access
+from nightshift.hub.errors import TOKENS_URL
+from nightshift.names import HUB_VM_CONNECTION
 from nightshift.tpu.bodies import PUBLIC_KEY
 
 if TYPE_CHECKING:
@@ -140,9 +142,13 @@ def _numbered(text: str) -> list[tuple[bool, str]]:
 
 @dataclass(frozen=True)
 class Clients:
-    """How to get the clients. Making one may fail (a connection is not defined): that is a finding too."""
+    """How to get the clients. Making one may fail (a connection is not defined): that is a finding too.
+
+    :param vm_hub: the Hub with the token that the VM gets.
+    """
 
     hub: Callable[[], HfApi]
+    vm_hub: Callable[[], HfApi]
     storage: Callable[[], Storage]
     compute: Callable[[], ComputeApi]
 
@@ -151,7 +157,7 @@ class Clients:
 class Request:
     """What a run needs.
 
-    :param also_read: further model repositories that the run reads, at the head of their main branch.
+    :param also_read: further model repositories that the VM reads, at the head of their main branch.
     :param data_problem: takes the rows of the training and of the evaluation split and returns why they are
         not enough, or None.
     :param prefix: folder in the bucket, below which the run writes.
@@ -255,9 +261,12 @@ class _Preflight:
         request = self.request
         checks: list[tuple[str, Callable[[], str]]] = [
             ("Hugging Face token", self._token),
+            ("token for the VM", self._vm_token),
             ("model and licence", self._model),
+            ("model for the VM", self._model_on_vm),
             *((f"licence of {repo}", partial(self._also_read, repo)) for repo in request.also_read),
             ("dataset", self._dataset),
+            ("dataset for the VM", self._dataset_on_vm),
             ("enough data", self._rows),
             ("bucket", self._bucket),
         ]
@@ -283,19 +292,41 @@ class _Preflight:
         who = self._identity()
         return f"token of {who.name}, role {who.role or 'unknown'}"
 
+    def _vm_token(self) -> str:
+        who = access.identify(self.clients.vm_hub(), policy=self.policy)
+        if problem := access.more_than_reads(who):
+            raise _Problem(
+                f"{problem}, and whatever runs on the VM could use it",
+                f"make a token of type Read at {TOKENS_URL} and store it as the password of connection "
+                f"{HUB_VM_CONNECTION}",
+            )
+        return f"token of {who.name}, which may only read"
+
     def _model(self) -> str:
         repo, revision = self.request.model, self.request.model_revision
         self.model_revision = access.resolve_model(self.clients.hub(), repo, revision, policy=self.policy)
         return f"{repo}@{revision} is {self.model_revision}, licence accepted"
 
+    def _model_on_vm(self) -> str:
+        repo = self.request.model
+        revision = self.model_revision or self.request.model_revision
+        access.resolve_model(self.clients.vm_hub(), repo, revision, policy=self.policy)
+        return f"{repo}@{revision} can be read with the VM's token"
+
     def _also_read(self, repo: str) -> str:
-        access.resolve_model(self.clients.hub(), repo, _MAIN, policy=self.policy)
+        access.resolve_model(self.clients.vm_hub(), repo, _MAIN, policy=self.policy)
         return f"{repo} can be read, licence accepted"
 
     def _dataset(self) -> str:
         repo, revision = self.request.dataset, self.request.dataset_revision
         self.dataset_revision = access.resolve_dataset(self.clients.hub(), repo, revision, policy=self.policy)
         return f"{repo}@{revision} is {self.dataset_revision}"
+
+    def _dataset_on_vm(self) -> str:
+        repo = self.request.dataset
+        revision = self.dataset_revision or self.request.dataset_revision
+        access.resolve_dataset(self.clients.vm_hub(), repo, revision, policy=self.policy)
+        return f"{repo}@{revision} can be read with the VM's token"
 
     def _rows(self) -> str:
         request = self.request

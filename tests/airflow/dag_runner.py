@@ -20,6 +20,7 @@ from airflow import settings
 from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
 from airflow.models.dagrun import DagRun, get_or_create_dagrun
+from airflow.models.hitl import HITLDetail, HITLUser
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.trigger import TRIGGER_FAIL_REPR, TriggerFailureReason
 from airflow.models.xcom import XComModel
@@ -171,6 +172,48 @@ class Steps:
         supervisor.comms = InProcessSupervisorComms(supervisor=supervisor)
         with set_supervisor_comms(supervisor.comms):
             asyncio.run(self._trigger(task_id).on_kill())
+        return {}
+
+    def answer(self, task_id: str, option: str | None) -> dict[str, Any]:
+        """Resume a task that waits for a person, as the REST API does with an answer, or the scheduler without.
+
+        :param option: what the person has chosen; None for no answer in time, which means the default.
+        """
+        ti = self._task_instance(task_id)
+        detail = self._question(ti)
+        detail.chosen_options = [option] if option else detail.defaults
+        detail.responded_by = HITLUser(id="7", name="ann") if option else None
+        detail.responded_at = timezone.utcnow()
+        detail.params_input = {}
+        event = detail.as_resume_event_payload(timedout=option is None)
+        ti.next_method, ti.next_kwargs = "execute_complete", {"event": serialize(event)}
+        return self._go_on(ti)
+
+    def question(self, task_id: str) -> dict[str, Any]:
+        """Return the form that a waiting task shows."""
+        detail = self._question(self._task_instance(task_id))
+        return {name: getattr(detail, name) for name in ("subject", "body", "options", "defaults")}
+
+    def _question(self, ti: TaskInstance) -> HITLDetail:
+        detail = self._session.get(HITLDetail, ti.id)
+        if detail is None:
+            raise LookupError(f"task {ti.task_id} has asked nobody")
+        return detail
+
+    def leave(self, task_id: str, result: dict[str, Any]) -> dict[str, Any]:
+        """Let a task count as successful with this result, without running it."""
+        ti = self._task_instance(task_id)
+        ti.state = TaskInstanceState.SUCCESS
+        XComModel.set(
+            "return_value",
+            serialize(result),
+            task_id=task_id,
+            dag_id=ti.dag_id,
+            run_id=ti.run_id,
+            serialize=False,
+            session=self._session,
+        )
+        self._session.commit()
         return {}
 
     def results(self) -> dict[str, Any]:

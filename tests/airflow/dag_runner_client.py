@@ -133,6 +133,18 @@ class StepRun:
         assert told["deferred"]["timeout"], f"{task_id} could stay deferred for ever"
         return self.resume(task_id)
 
+    def answer(self, task_id: str, option: str | None) -> dict[str, Any]:
+        """Resume a task that waits for a person; None for no answer in time."""
+        return self._step("answer", task_id=task_id, option=option)
+
+    def question(self, task_id: str) -> dict[str, Any]:
+        """Return the form that a waiting task shows: "subject", "body", "options", "defaults"."""
+        return self._step("question", task_id=task_id)
+
+    def leave(self, task_id: str, result: Mapping[str, Any]) -> None:
+        """Let a task count as successful with this result, without running it."""
+        self._step("leave", task_id=task_id, result=result)
+
     def kill(self, task_id: str) -> None:
         """Call the `on_kill` of the trigger that the task has deferred to."""
         self._step("kill", task_id=task_id)

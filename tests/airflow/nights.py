@@ -72,11 +72,17 @@ class Nights:
     def begin(
         self,
         conf: dict[str, Any] | None = None,
+        change: Callable[[dict[str, Any]], object] | None = None,
         *,
         token: str | None = None,
+        same_recipe: bool = False,
     ) -> StepRun:
-        """Begin a run whose tasks the test runs one by one."""
-        return StepRun(self.runner, self.write(), self._connections(token), conf or {})
+        """Begin a run whose tasks the test runs one by one.
+
+        :param same_recipe: a further run of the recipe that was written last.
+        """
+        dag_id = names.dag_id(f"scenario-{self._number}") if same_recipe else self.write(change)
+        return StepRun(self.runner, dag_id, self._connections(token), conf or {})
 
     def _connections(self, token: str | None) -> dict[str, str]:
         connections = self.settings.connections()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 import pyarrow.parquet
@@ -15,6 +15,7 @@ from nightshift.hub.access import (
     Identity,
     can_write,
     identify,
+    more_than_reads,
     resolve_dataset,
     resolve_model,
     split_rows,
@@ -176,3 +177,50 @@ def test_another_format_is_counted_by_its_card_or_not_at_all(writer: HfApi, repo
 def test_who_may_publish_where(identity: Identity, repo: str, problem: str | None) -> None:
     answer = can_write(identity, repo)
     assert answer is None if problem is None else problem in (answer or "")
+
+
+@pytest.mark.parametrize(
+    ("identity", "problem"),
+    [
+        (Identity("ann", {}, "read"), None),
+        (Identity("ann", {}, "fineGrained"), None),
+        (Identity("ann", {}, "write"), "the token of ann has the role write"),
+        (Identity("ann", {}, "god"), "the token of ann has the role god"),
+        (Identity("ann", {}, None), "the Hub does not say what the token of ann may do"),
+        (
+            Identity("ann", {}, "fineGrained", rights=("repo.write on team",)),
+            "the fine-grained token of ann has repo.write on team",
+        ),
+    ],
+)
+def test_what_a_token_may_do_beyond_reading(identity: Identity, problem: str | None) -> None:
+    assert more_than_reads(identity) == problem
+
+
+class SaysFineGrained(HfApi):
+    """A client of a Hub that answers with a fine-grained token, as huggingface.co's whoami-v2 does."""
+
+    permissions: tuple[str, ...] = ()
+    everywhere: tuple[str, ...] = ()
+
+    def whoami(self, *_: object, **__: object) -> dict[str, Any]:
+        scope = {"entity": {"type": "org", "name": "team"}, "permissions": list(self.permissions)}
+        fine = {"canReadGatedRepos": True, "global": list(self.everywhere), "scoped": [scope]}
+        return {"name": "ann", "auth": {"accessToken": {"role": "fineGrained", "fineGrained": fine}}}
+
+
+@pytest.mark.parametrize(
+    ("permissions", "everywhere", "problem"),
+    [
+        (("repo.content.read", "repo.access.read"), ("user.billing.read",), None),
+        (("repo.content.read", "repo.write"), (), "repo.write on team"),
+        (("job.write",), ("discussion.write",), "job.write on team, discussion.write everywhere"),
+    ],
+)
+def test_a_fine_grained_token_is_judged_by_its_permissions(
+    permissions: tuple[str, ...], everywhere: tuple[str, ...], problem: str | None
+) -> None:
+    api = SaysFineGrained()
+    api.permissions, api.everywhere = permissions, everywhere
+    found = more_than_reads(identify(api, policy=QUICK))
+    assert found is None if problem is None else (found or "").endswith(f"has {problem}")

@@ -66,6 +66,7 @@ def clients(cloud: LocalCloud) -> Iterator[Clients]:
     with GoogleCompute(PROJECT, anonymous, cloud.compute_endpoint) as compute:
         yield Clients(
             hub=lambda: HfApi(endpoint=cloud.hub_endpoint, token="hf_rehearsal_write"),
+            vm_hub=lambda: HfApi(endpoint=cloud.hub_endpoint, token="hf_rehearsal_read"),
             storage=lambda: Storage(google, cloud.bucket, retry_seconds=1),
             compute=lambda: compute,
         )
@@ -89,8 +90,11 @@ def test_a_run_that_can_start_has_no_problem_and_everything_is_resolved(
     assert clients.storage().list("preflight-test") == {}
     assert [finding.check for finding in report.findings] == [
         "Hugging Face token",
+        "token for the VM",
         "model and licence",
+        "model for the VM",
         "dataset",
+        "dataset for the VM",
         "enough data",
         "bucket",
         "publishing",
@@ -180,10 +184,37 @@ def test_a_licence_is_needed_for_every_repository_that_the_run_reads(
     assert list(found) == [f"licence of {base}"]
     assert f"{cloud.hub_endpoint}/{base}" in found[f"licence of {base}"]
     unlicensed = replace(
-        clients, hub=lambda: HfApi(endpoint=cloud.hub_endpoint, token="hf_rehearsal_nolicence")
+        clients, vm_hub=lambda: HfApi(endpoint=cloud.hub_endpoint, token="hf_rehearsal_nolicence")
     )
     report = preflight(both, unlicensed, policy=QUICK)
-    assert set(problems(report)) == {"model and licence", f"licence of {base}", f"licence of {other}"}
+    assert set(problems(report)) == {
+        "token for the VM",  # it may write
+        "model for the VM",
+        f"licence of {base}",
+        f"licence of {other}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("token", "says"),
+    [("hf_rehearsal_write", "has the role write"), ("hf_wrong", "does not know this token")],
+)
+def test_the_vm_gets_a_token_that_is_known_to_read_only(
+    request_: Request, clients: Clients, cloud: LocalCloud, token: str, says: str
+) -> None:
+    report = preflight(
+        request_,
+        replace(clients, vm_hub=lambda: HfApi(endpoint=cloud.hub_endpoint, token=token)),
+        policy=QUICK,
+    )
+    found = problems(report)["token for the VM"]
+    assert says in found
+    assert "huggingface.co/settings/tokens" in found
+    if token == "hf_rehearsal_write":
+        assert list(problems(report)) == ["token for the VM"]
+        assert "connection nightshift_huggingface_vm" in found
+    with pytest.raises(PreflightFailed):
+        report.raise_if_failed()
 
 
 def test_a_further_repository_that_is_gone_is_found_before_the_night(

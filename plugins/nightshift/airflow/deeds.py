@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.night import pulled
@@ -26,7 +27,10 @@ ON_THE_VM = frozenset({
     "export",
 })  # fmt: skip
 #: The tasks whose result says what was done; a task that was marked a success has none.
-LEAVE_A_RESULT = ON_THE_VM | {"preflight", "gate", "publish", "delete_vm"}
+LEAVE_A_RESULT = ON_THE_VM | {"preflight", "gate", "approve", "publish", "delete_vm"}
+
+#: XCom key under which approve leaves {"given", "by"}: a task that skips others has no return value (Airflow 3.3).
+ANSWER_KEY = "answer"
 
 
 def failures(states: Mapping[str, str | None]) -> dict[str, str]:
@@ -52,7 +56,9 @@ def without_result(context: Context, states: Mapping[str, str | None]) -> list[s
     return [
         task
         for task, state in states.items()
-        if task in LEAVE_A_RESULT and state == "success" and not pulled(context, task)
+        if task in LEAVE_A_RESULT
+        and state == "success"
+        and not pulled(context, task, ANSWER_KEY if task == "approve" else "return_value")
     ]
 
 
@@ -67,8 +73,28 @@ def gate_fails_the_run(context: Context, recipe: Recipe) -> bool:
     return said is not None and not said["open"] and recipe.gate.fail_run
 
 
+@dataclass(frozen=True)
+class Approval:
+    """What became of the question whether a model may be published.
+
+    :param asked: whether there is an answer, be it a person's or the one for no answer in time.
+    :param by: who has answered; None when nobody has, and the recipe's default was taken.
+    """
+
+    asked: bool = False
+    given: bool = False
+    by: str | None = None
+
+
+def approval(context: Context) -> Approval:
+    """Return what was answered."""
+    answer = pulled(context, "approve", ANSWER_KEY)
+    return Approval(asked=True, given=answer["given"], by=answer["by"]) if answer else Approval()
+
+
 def rejection(context: Context) -> tuple[str, ...]:
     """Return the reason code of a model that a person, or the time limit of the question, kept from being published."""
-    answer = pulled(context, "approve")
-    rejected = answer and "Approve" not in answer["chosen_options"]
-    return ("approval_rejected",) if rejected else ()
+    answered = approval(context)
+    if not answered.asked or answered.given:
+        return ()
+    return ("approval_rejected",) if answered.by else ("approval_timed_out",)

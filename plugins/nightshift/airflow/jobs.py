@@ -44,13 +44,14 @@ class Work:
 
     :param script: bash, as it goes into the record.
     :param env: variables that anyone may see.
-    :param secret_env: variables that no file, log or process list may show.
+    :param secret_env: returns the variables that no file, log or process list may show; called when the job is
+        submitted, as it asks the Hub.
     :param files: contents by path on the VM, put there before the job starts.
     """
 
     script: str
     env: Mapping[str, str] = field(default_factory=dict)
-    secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secret_env: Callable[[], Mapping[str, str]] = field(default=dict, repr=False)
     completion: CompletionRule | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -103,7 +104,7 @@ def _with_hub(site: Site, script: str, env: Mapping[str, str], rule: CompletionR
     return Work(
         script=script,
         env={**env, **site.hub.vm_environment()},
-        secret_env={"HF_TOKEN": site.hub.token()},
+        secret_env=lambda: {"HF_TOKEN": site.hub.vm_token()},
         completion=rule,
     )
 

@@ -145,6 +145,25 @@ class Storage:
                 for blob in self._bucket.list_blobs(prefix=folder, retry=self._retry)
             }
 
+    def delete_folder(self, prefix: str) -> tuple[int, int]:
+        """Delete the objects whose name begins with `prefix/`; return how many there were and their bytes.
+
+        Raises ValueError for an empty prefix, which would mean the whole bucket.
+        """
+        if not prefix.strip("/"):
+            msg = "an empty prefix means the whole bucket"
+            raise ValueError(msg)
+        folder = f"{prefix.strip('/')}/"
+        count = size = 0
+        with self._errors(f"deleting {folder}"):
+            for blob in self._bucket.list_blobs(prefix=folder, retry=self._retry):
+                try:
+                    blob.delete(retry=self._retry)
+                except api.NotFound:
+                    continue  # a repeated request had been carried out already, or somebody else was faster
+                count, size = count + 1, size + int(blob.size or 0)
+        return count, size
+
     def probe_writable(self, prefix: str) -> None:
         """Prove that objects below `prefix` can be created, listed and deleted, by doing it once.
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 READ = RetryPolicy()
+#: Endings of the permissions of fine-grained tokens that let something be changed (the Hub's token settings page).
+_CHANGES = (".write", ".admin", ".delete")
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,14 @@ class Identity:
     :param orgs: organisations that the account belongs to, with the role in each ("read", "contributor",
         "write", "admin"; None when the Hub did not say).
     :param scopes: for a fine-grained token, the accounts, organisations and repositories it may write to.
+    :param rights: for a fine-grained token, everything that it may change, as "permission on name".
     """
 
     name: str
     orgs: Mapping[str, str | None]
     role: str | None
     scopes: tuple[str, ...] = ()
+    rights: tuple[str, ...] = ()
 
 
 def identify(api: HfApi, *, policy: RetryPolicy = READ) -> Identity:
@@ -57,6 +61,7 @@ def identify(api: HfApi, *, policy: RetryPolicy = READ) -> Identity:
             orgs={org["name"]: org.get("roleInOrg") for org in answer.get("orgs", [])},
             role=access.get("role"),
             scopes=tuple(_writable(access.get("fineGrained") or {})),
+            rights=tuple(_rights(access.get("fineGrained") or {})),
         )
 
     return policy.retrying()(call)
@@ -66,6 +71,31 @@ def _writable(fine_grained: Mapping[str, Any]) -> Iterable[str]:
     for scope in fine_grained.get("scoped", []):
         if "repo.write" in scope.get("permissions", []):
             yield scope["entity"]["name"]
+
+
+def _rights(fine_grained: Mapping[str, Any]) -> Iterable[str]:
+    for scope in fine_grained.get("scoped", []):
+        for permission in scope.get("permissions", []):
+            if permission.endswith(_CHANGES):
+                yield f"{permission} on {scope['entity']['name']}"
+    for permission in fine_grained.get("global", []):
+        if permission.endswith(_CHANGES):
+            yield f"{permission} everywhere"
+
+
+def more_than_reads(identity: Identity) -> str | None:
+    """Return what this token may do beyond reading, or None when it is known to read only."""
+    if identity.role == "read":
+        return None
+    if identity.role == "fineGrained":
+        return (
+            f"the fine-grained token of {identity.name} has {', '.join(identity.rights)}"
+            if identity.rights
+            else None
+        )
+    if identity.role is None:
+        return f"the Hub does not say what the token of {identity.name} may do"
+    return f"the token of {identity.name} has the role {identity.role}"
 
 
 def can_write(identity: Identity, repo: str) -> str | None:

@@ -53,16 +53,22 @@ class Published:
 
     :param commit: the commit that holds exactly the manifest's files.
     :param created: False when the repository already held them and no commit was made.
+    :param newest: False when other runs have been published upon it since.
     """
 
     repo: str
     commit: str
     url: str
     created: bool
+    newest: bool = True
+
+
+#: What the Hub answers to a commit upon a parent that is no longer the head, or beside another commit.
+_HEAD_MOVED = frozenset({HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT})
 
 
 class HeadMoved(TransientError):
-    """Somebody else committed in between (HTTP 412); the new head is read and the commit is made upon it."""
+    """Somebody else committed in between (HTTP 412 or 409); the new head is read and the commit is made upon it."""
 
     reason = "hub_head_moved"
 
@@ -96,7 +102,9 @@ def publish(
     :param private: the visibility that the repository must have; an existing one is not changed.
     :param fetch: writes one exported file to a path. At most one file lies on this machine's disk at a time.
     :param message: the commit's message; the run's name is added when it lacks it.
-    :param tag: a name for the commit, made once its files are verified; one that is there already stays where it is.
+    :param tag: a name for the commit, made once its files are verified. Where it names a commit that holds the same
+        files already, that is the publication, also when the head has moved on since: an old run that is repeated
+        does not take a newer one's place. Where it names a commit with other files, it is moved.
     :param extra: small files beside the manifest's, by path: the model card, the licence, the notice.
     :raises VerificationFailed: a fetched file is not the manifest's, or the Hub does not hold it at the end.
     :raises AccessDenied: 401 or 403, at once.
@@ -108,7 +116,7 @@ def publish(
             f"{', '.join(both)}: exported by run {manifest.run} and given as an extra file as well",
             next_step="give an extra file another name",
         )
-    work = _Publication(api, repo, private, manifest, fetch, message, dict(extra or {}))
+    work = _Publication(api, repo, private, manifest, fetch, message, dict(extra or {}), tag)
     published = policy.retrying(HeadMoved)(work.attempt)
     policy.retrying()(verify_published, api, repo, published.commit, manifest, extra=extra)
     if tag is not None:
@@ -125,7 +133,19 @@ def publish(
 
 def _tag(api: HfApi, repo: str, commit: str, tag: str) -> None:
     with hub_errors(f"tagging {repo}@{commit}", repo=repo, endpoint=api.endpoint):
+        tagged = _tagged(api, repo, tag)
+        if tagged == commit:
+            return
+        if tagged is not None:
+            log.warning("%s: tag %s moves from %s, which holds other files, to %s", repo, tag, tagged, commit)
+            api.delete_tag(repo, tag=tag)
         api.create_tag(repo, tag=tag, revision=commit, exist_ok=True)
+
+
+def _tagged(api: HfApi, repo: str, tag: str) -> str | None:
+    """Return the commit that a tag names, or None when there is no such tag."""
+    tags = api.list_repo_refs(repo).tags
+    return next((ref.target_commit for ref in tags if ref.name == tag), None)
 
 
 @dataclass
@@ -139,12 +159,15 @@ class _Publication:
     fetch: Callable[[FileEntry, Path], None]
     message: str
     extra: Mapping[str, bytes]
+    tag: str | None
     sent: dict[str, CommitOperationAdd] = field(default_factory=dict)
     blob_ids: dict[str, str] = field(default_factory=dict)
 
     def attempt(self) -> Published:
         """Read the head, send what it lacks, commit upon it."""
         head = self._head()
+        if earlier := self._earlier(head):
+            return self._published(earlier, created=False, newest=False)
         additions = [self._addition(entry) for entry in self.manifest.files if not self._holds(head, entry)]
         additions += [
             CommitOperationAdd(path, content)
@@ -158,6 +181,16 @@ class _Publication:
         log.info("%s: committing %d files, removing %s", self.repo, len(additions), stale or "none")
         return self._commit(head, [*additions, *(CommitOperationDelete(path) for path in stale)])
 
+    def _earlier(self, head: _Head) -> str | None:
+        """Return the commit that this run has been published in, when others have followed it."""
+        if self.tag is None:
+            return None
+        with hub_errors(f"reading the tags of {self.repo}", repo=self.repo, endpoint=self.api.endpoint):
+            tagged = _tagged(self.api, self.repo, self.tag)
+        if tagged is None or tagged == head.commit:
+            return None
+        return None if _differences(self.api, self.repo, tagged, self.manifest, self.extra) else tagged
+
     def _commit(self, head: _Head, operations: list[CommitOperationAdd | CommitOperationDelete]) -> Published:
         run = self.manifest.run
         with hub_errors(f"committing to {self.repo}", repo=self.repo, endpoint=self.api.endpoint):
@@ -169,14 +202,14 @@ class _Publication:
                     parent_commit=head.commit,
                 )
             except HfHubHTTPError as error:
-                if status_of(error) != HTTPStatus.PRECONDITION_FAILED:
+                if status_of(error) not in _HEAD_MOVED:
                     raise
                 raise HeadMoved(f"{self.repo}: its head is no longer {head.commit}") from error
         return self._published(commit.oid, created=True)
 
-    def _published(self, commit: str, *, created: bool) -> Published:
+    def _published(self, commit: str, *, created: bool, newest: bool = True) -> Published:
         url = f"{self.api.endpoint}/{self.repo}/tree/{commit}"
-        return Published(repo=self.repo, commit=commit, url=url, created=created)
+        return Published(repo=self.repo, commit=commit, url=url, created=created, newest=newest)
 
     def _head(self) -> _Head:
         with hub_errors(f"reading the head of {self.repo}", repo=self.repo, endpoint=self.api.endpoint):
@@ -265,6 +298,17 @@ def verify_published(
 
     :raises VerificationFailed: naming every missing, different and left-over file.
     """
+    if problems := _differences(api, repo, commit, manifest, extra or {}):
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        raise VerificationFailed(
+            f"{api.endpoint}/{repo}/tree/{commit} is not what run {manifest.run} exported:{lines}",
+            next_step="clear the publish task: it commits what is missing or different",
+        )
+
+
+def _differences(
+    api: HfApi, repo: str, commit: str, manifest: Manifest, extra: Mapping[str, bytes]
+) -> list[str]:
     with hub_errors(f"verifying {repo}@{commit}", repo=repo, endpoint=api.endpoint):
         info = api.model_info(repo, revision=commit, files_metadata=True)
         present = {file.rfilename: file for file in info.siblings or ()}
@@ -279,17 +323,12 @@ def verify_published(
                 sha256 = there.lfs.sha256 if there.lfs else _download_sha256(api, repo, commit, entry.path)
                 if sha256 != entry.sha256:
                     problems.append(f"{entry.path}: sha256 {sha256}, not {entry.sha256}")
-    for path, content in (extra or {}).items():
+    for path, content in extra.items():
         if not _is_blob(present.get(path), content):
             problems.append(f"{path}: missing or different")
-    wanted = {entry.path for entry in manifest.files} | (extra or {}).keys()
+    wanted = {entry.path for entry in manifest.files} | extra.keys()
     problems += [f"{path}: left over from another run" for path in _left_over(present.keys() - wanted)]
-    if problems:
-        lines = "".join(f"\n  {problem}" for problem in problems)
-        raise VerificationFailed(
-            f"{api.endpoint}/{repo}/tree/{commit} is not what run {manifest.run} exported:{lines}",
-            next_step="clear the publish task: it commits what is missing or different",
-        )
+    return problems
 
 
 def _download_sha256(api: HfApi, repo: str, commit: str, path: str) -> str:

@@ -114,6 +114,13 @@ class GateRecord(_Part):
     summary: str = ""
 
 
+class ApprovalRecord(_Part):
+    """Whether publishing was approved, and by whom; None when nobody answered and the recipe's default was taken."""
+
+    given: bool
+    by: str | None = None
+
+
 class Cost(_Part):
     """An estimate from list prices. `usd` is None when no price is known; `price_date` is the list's date."""
 
@@ -164,6 +171,7 @@ class RunRecord(_Part):
     accuracy_after: Accuracy | None = None
     metrics: tuple[MetricPoint, ...] = ()
     gate: GateRecord | None = None
+    approval: ApprovalRecord | None = None
     weights: dict[str, Any] = Field(default_factory=dict)
     artifacts: Artifacts = Artifacts()
     vm: VmRecord = VmRecord()
@@ -176,7 +184,16 @@ _KEYED = {"commands": "step", "steps": "name", "metrics": "step", "incarnations"
 #: Lists that collect what happened: an entry is added unless it is there already.
 _COLLECTED = frozenset({"errors", "instance_ids"})
 #: Facts of one moment: a new value replaces the old one whole.
-_WHOLE = frozenset({"recipe", "freeze", "accuracy_before", "accuracy_after", "gate", "weights", "cost"})
+_WHOLE = frozenset({
+    "recipe",
+    "freeze",
+    "accuracy_before",
+    "accuracy_after",
+    "gate",
+    "approval",
+    "weights",
+    "cost",
+})
 
 
 def merge(older: RunRecord, newer: RunRecord) -> RunRecord:

@@ -290,6 +290,11 @@ class Export(Section):
     prefix: str = Field(
         default="nightshift", pattern=_PREFIX, description="Folder in the bucket.", examples=["a/b"]
     )
+    keep_checkpoints: StrictBool = Field(
+        default=False,
+        description="Whether the training's checkpoints stay in the bucket after a green run; they only serve to go "
+        "on where a VM was lost. Those of a run that is not green stay in any case.",
+    )
 
 
 class Approval(Section):

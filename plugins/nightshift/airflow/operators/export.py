@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow.links import BucketLink, VmLink, bucket_address
 from nightshift.airflow.operators.remote_step import RemoteStepOperator
 from nightshift.export.bucket import verified_export
+from nightshift.ledger.pointers import Latest
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -37,13 +37,11 @@ class ExportOperator(RemoteStepOperator):
         bucket = site.night.bucket
         exported = verified_export(self.google.storage(bucket.bucket), bucket)
         manifest = exported.manifest
-        latest = {
-            "run": bucket.run,
-            "model": bucket.uri(bucket.model_prefix),
-            "manifest_sha256": exported.sha256,
-        }
+        latest = Latest(
+            run=bucket.run, model=bucket.uri(bucket.model_prefix), manifest_sha256=exported.sha256
+        )
         self.google.storage(bucket.bucket).write_text(
-            bucket.latest, json.dumps(latest, indent=1) + "\n", content_type="application/json"
+            bucket.latest, latest.model_dump_json(indent=1) + "\n", content_type="application/json"
         )
         self.log.info(
             ">> %d files, %.1f MB, verified by size and crc32c in %s",

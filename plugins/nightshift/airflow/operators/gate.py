@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +9,19 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from nightshift import gate
-from nightshift.airflow.deeds import gate_says
+from nightshift.airflow.deeds import ANSWER_KEY, gate_says
 from nightshift.airflow.night import pulled
 from nightshift.airflow.operators.base import NightshiftOperator
 from nightshift.errors import EXPORT_AGAIN, VerificationFailed
+from nightshift.ledger.pointers import LastPublished
 from nightshift.ledger.record import Accuracy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from airflow.sdk import Context
 
     from nightshift.airflow.night import Night
+    from nightshift.export.storage import Storage
+    from nightshift.names import BucketLayout
 
 
 class GateOperator(NightshiftOperator):
@@ -45,7 +45,7 @@ class GateOperator(NightshiftOperator):
                 exported.manifest,
                 self.hub.api(),
                 night.recipe.model.repo,
-                (pulled(context, "preflight") or {})["model_revision"],
+                self._source_commit(context),
                 night.recipe.conversion.weight_dtype,
             )
             self.log.info(
@@ -55,7 +55,7 @@ class GateOperator(NightshiftOperator):
                 inspection.dtype,
             )
             before, after = accuracies(context)
-            decision = gate.decide(night.recipe.gate, before, after, self._published(night))
+            decision = gate.decide(night.recipe.gate, before, after, self._published(storage, night))
             for line in decision.summary.splitlines():
                 self.log.info(">> %s", line)
             return {
@@ -71,15 +71,29 @@ class GateOperator(NightshiftOperator):
                 },
             }
 
-    def _published(self, night: Night) -> Accuracy | None:
+    def _source_commit(self, context: Context) -> str:
+        resolved = pulled(context, "preflight") or {}
+        if not resolved.get("model_revision"):
+            raise VerificationFailed(
+                "preflight has not left the commit of the source model, so the export cannot be compared with it",
+                next_step="clear preflight with all that follows it",
+            )
+        return str(resolved["model_revision"])
+
+    def _published(self, storage: Storage, night: Night) -> Accuracy | None:
         """Return how good the model was that the recipe published last; this run's own earlier try does not count."""
-        text = self.google.storage(night.bucket.bucket).read_text(night.bucket.published)
-        if text is None:
-            return None
-        pointer: Mapping[str, Any] = json.loads(text)
-        if pointer["run"] == night.run:
-            return None
-        return Accuracy(correct=pointer["correct"], total=pointer["total"])
+        last = last_published(storage, night.bucket)
+        rival = last.rival_of(night.run) if last else None
+        return rival.accuracy if rival else None
+
+
+def last_published(storage: Storage, bucket: BucketLayout) -> LastPublished | None:
+    """Return which run of the recipe was published last; None when there is none.
+
+    Raises VerificationFailed when the document in the bucket does not say.
+    """
+    text = storage.read_text(bucket.published)
+    return None if text is None else LastPublished.from_json(text, where=bucket.uri(bucket.published))
 
 
 def accuracies(context: Context) -> tuple[Accuracy | None, Accuracy]:
@@ -121,3 +135,13 @@ class ApproveOperator(NightshiftOperator, ApprovalOperator):
             self.subject = f"Publish run {night.run} to {night.recipe.publish.repo}?"
             self.body = f"```\n{said['summary']}\n```\n\n---\n\n{card}"
             return super().execute(context)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Note who has answered, or that nobody has, and let publishing be skipped unless it is approved."""
+        with self.reporting(context):
+            if "chosen_options" in event:
+                given, user = self.APPROVE in event["chosen_options"], event.get("responded_by_user")
+                by = user["name"] if user else None
+                self.log.info(">> %s by %s", "approved" if given else "rejected", by or "nobody, in time")
+                context["ti"].xcom_push(key=ANSWER_KEY, value={"given": given, "by": by})
+            return super().execute_complete(context, event)

@@ -31,6 +31,7 @@ class PreflightOperator(NightshiftOperator):
                 self._request(night),
                 Clients(
                     hub=self.hub.api,
+                    vm_hub=self.hub.vm_api,
                     storage=lambda: self.google.storage(night.recipe.export.bucket),
                     compute=lambda: compute_of(self, night),
                 ),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from nightshift.airflow.deeds import gate_says
+from nightshift.airflow.deeds import approval, gate_says
 from nightshift.airflow.links import HubLink, hub_address
 from nightshift.airflow.operators.base import NightshiftOperator
-from nightshift.airflow.operators.gate import accuracies
+from nightshift.airflow.operators.gate import accuracies, last_published
 from nightshift.errors import VerificationFailed
 from nightshift.export.bucket import verified_export
+from nightshift.ledger.pointers import LastPublished
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from nightshift.export.manifest import FileEntry
+    from nightshift.export.storage import Storage
+    from nightshift.hub.publish import Published
+    from nightshift.ledger.record import Accuracy
+    from nightshift.names import BucketLayout
 
 
 class PublishOperator(NightshiftOperator):
@@ -49,6 +53,8 @@ class PublishOperator(NightshiftOperator):
                 )
             if not said["open"]:
                 raise AirflowSkipException(f"Not published.\n{said['summary']}")
+            if night.recipe.publish.approval.required and not approval(context).given:
+                raise AirflowSkipException("Not published: nobody has approved it")
             bucket = night.bucket
             storage = self.google.storage(bucket.bucket)
             manifest = verified_export(storage, bucket).manifest
@@ -67,17 +73,23 @@ class PublishOperator(NightshiftOperator):
                 extra=card_files(self, context, night),
                 tag=night.run,
             )
-            after = accuracies(context)[1]
-            pointer = {
-                "run": night.run,
-                "correct": after.correct,
-                "total": after.total,
-                "repo": published.repo,
-                "commit": published.commit,
-            }
-            storage.write_text(
-                bucket.published, json.dumps(pointer, indent=1) + "\n", content_type="application/json"
-            )
+            self._note(storage, bucket, published, accuracies(context)[1])
             self.push_link(context, HubLink(), hub_address(self.hub.endpoint, published.repo))
             self.log.info("%s holds run %s as commit %s", published.repo, night.run, published.commit)
             return asdict(published)
+
+    def _note(self, storage: Storage, bucket: BucketLayout, published: Published, after: Accuracy) -> None:
+        """Write down which run was published last, for the next one to be compared with."""
+        if not published.newest:
+            return  # an old run that was repeated
+        older = last_published(storage, bucket)
+        pointer = LastPublished(
+            run=bucket.run,
+            accuracy=after,
+            repo=published.repo,
+            commit=published.commit,
+            before=older.rival_of(bucket.run) if older else None,
+        )
+        storage.write_text(
+            bucket.published, pointer.model_dump_json(indent=1) + "\n", content_type="application/json"
+        )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nightshift.airflow import jobs
 from nightshift.airflow.deeds import (
+    approval,
     failures,
     gate_fails_the_run,
     gate_says,
@@ -74,12 +75,14 @@ class _Writer:
     states: Mapping[str, str | None]
 
     def secrets(self) -> list[str]:
-        try:
-            return [self.operator.hub.token()]
-        except AccessDenied as error:
-            # Without a token there is none to find, and a run that failed for it wants its record all the more.
-            self.operator.log.warning("%s", error)
-            return []
+        hub, found = self.operator.hub, []
+        for client in (hub.api, hub.vm_api):
+            try:
+                found.append(str(client().token))
+            except AccessDenied as error:
+                # Without a token there is none to find, and a run that failed for it wants its record all the more.
+                self.operator.log.warning("%s", error)
+        return found
 
     def record(self) -> ledger.RunRecord:
         context, night, states = self.context, self.night, self.states
@@ -139,8 +142,14 @@ def record_so_far(operator: NightshiftOperator, context: Context) -> ledger.RunR
         accuracy_after=_accuracy(training.get("after")),
         metrics=tuple(ledger.MetricPoint(**point) for point in training.get("metrics", ())),
         gate=ledger.GateRecord(**said) if (said := gate_says(context)) else None,
+        approval=_approval(context),
         weights=weights or {},
     )
+
+
+def _approval(context: Context) -> ledger.ApprovalRecord | None:
+    answered = approval(context)
+    return ledger.ApprovalRecord(given=answered.given, by=answered.by) if answered.asked else None
 
 
 def _step(

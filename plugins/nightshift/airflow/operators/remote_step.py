@@ -345,7 +345,7 @@ def _spec(site: jobs.Site, job: Job, work: Work) -> JobSpec:
         job_id=site.job_id(job.name),
         script=work.script,
         env=work.env,
-        secret_env=work.secret_env,
+        secret_env=work.secret_env(),
         completion=work.completion,
     )
 

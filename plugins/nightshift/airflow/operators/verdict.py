@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from nightshift.airflow.night import Night
+
 
 def advice(states: Mapping[str, str | None]) -> str:
     """Return what to do about a run that is not green."""
@@ -67,6 +69,7 @@ class VerdictOperator(NightshiftOperator):
                     f"{len(states)} tasks did what they had to: trained, verified, exported and torn down"
                 )
                 self.log.info("%s", verdict)
+                self._tidy(self.night(context))
                 return verdict
             raise RunFailed(
                 "not everything that had to succeed did:\n"
@@ -95,3 +98,18 @@ class VerdictOperator(NightshiftOperator):
                 [f"record: it could not be written [{error.reason}]"] if states["record"] == "success" else []
             )
         return []
+
+    def _tidy(self, night: Night) -> None:
+        """Delete the checkpoints of a green run, which nothing needs now; it is no fault if they stay."""
+        folder = night.bucket.checkpoints
+        if night.recipe.export.keep_checkpoints:
+            return
+        try:
+            count, size = self.google.storage(night.bucket.bucket).delete_folder(folder)
+        except NightshiftError as error:
+            self.log.warning("The checkpoints in %s stay and are billed: %s", night.bucket.uri(folder), error)
+            return
+        if count:
+            self.log.info(
+                "Deleted %d checkpoint files, %.1f MB, in %s", count, size / 1e6, night.bucket.uri(folder)
+            )
