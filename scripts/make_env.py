@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Write .env for docker-compose.yaml: fresh secrets, and the three connections as Airflow reads them.
+"""Write .env for docker-compose.yaml: fresh secrets, and the four connections as Airflow reads them.
 
     python3 scripts/make_env.py --project my-project --ssh-key nightshift_ed25519 --google-key key.json
 
-The Hugging Face token is taken from HF_TOKEN or asked for; it never is an argument, which others could see.
+Two Hugging Face tokens are taken from HF_TOKEN and HF_READ_TOKEN or asked for: one that publishes and stays with
+Airflow, and one of type Read for the VM. They never are arguments, which others could see.
 Needs nothing but Python's standard library, and never overwrites a file.
 """
 
@@ -47,9 +48,12 @@ def fill(template: str, values: Mapping[str, str]) -> str:
 
 
 def connections(
-    project: str, ssh_user: str, private_key: str, token: str, *, with_key_file: bool
+    project: str, ssh_user: str, private_key: str, token: str, vm_token: str, *, with_key_file: bool
 ) -> dict[str, str]:
-    """Return the values of AIRFLOW_CONN_*; without a key file Google's default credentials are used."""
+    """Return the values of AIRFLOW_CONN_*; without a key file Google's default credentials are used.
+
+    `token` publishes; `vm_token` goes to the VM and may only read.
+    """
     google = {"project": project} | ({"key_path": KEY_IN_CONTAINER} if with_key_file else {})
     ssh = {"private_key": private_key}
     return {
@@ -64,6 +68,7 @@ def connections(
             "extra": ssh,
         }),
         "AIRFLOW_CONN_NIGHTSHIFT_HUGGINGFACE": json.dumps({"conn_type": "generic", "password": token}),
+        "AIRFLOW_CONN_NIGHTSHIFT_HUGGINGFACE_VM": json.dumps({"conn_type": "generic", "password": vm_token}),
     }
 
 
@@ -95,13 +100,21 @@ def main() -> None:
         parser.error(f"there is no file {args.google_key}")
     if args.output.exists():
         parser.error(f"{args.output} exists: move it away first, since its FERNET_KEY may still be needed")
-    token = os.environ.get("HF_TOKEN") or getpass.getpass("Hugging Face token: ")
+    token = os.environ.get("HF_TOKEN") or getpass.getpass("Hugging Face token that publishes: ")
+    vm_token = os.environ.get("HF_READ_TOKEN") or getpass.getpass(
+        "Hugging Face token of type Read, for the VM: "
+    )
     values = {
         "AIRFLOW_UID": str(os.getuid()),
         "GOOGLE_KEY_FILE": str(args.google_key.resolve()) if args.google_key else "/dev/null",
         **fresh_secrets(),
         **connections(
-            args.project, args.ssh_user, private_key, token, with_key_file=args.google_key is not None
+            args.project,
+            args.ssh_user,
+            private_key,
+            token,
+            vm_token,
+            with_key_file=args.google_key is not None,
         ),
     }
     text = fill((ROOT / ".env.example").read_text(), values)

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 import yaml
 from airflow.sdk import Connection
+from localcloud.hub.tokens import READ_TOKEN
 from localcloud.settings import DEFAULT_PORT, PROJECT
 from nightshift import names
 
@@ -250,7 +251,9 @@ def test_the_workers_reach_the_execution_api_through_the_network_that_they_share
         )
 
 
-@pytest.mark.parametrize("conn_id", [names.GOOGLE_CONNECTION, names.SSH_CONNECTION, names.HUB_CONNECTION])
+@pytest.mark.parametrize(
+    "conn_id", [names.GOOGLE_CONNECTION, names.SSH_CONNECTION, names.HUB_CONNECTION, names.HUB_VM_CONNECTION]
+)
 def test_connections_go_where_they_are_used_and_nowhere_else(
     services: dict[str, dict[str, Any]], conn_id: str
 ) -> None:
@@ -307,6 +310,7 @@ def test_the_rehearsal_connections_point_at_the_local_cloud() -> None:
     assert google["compute_endpoint"] == f"http://127.0.0.1:{DEFAULT_PORT}"
     assert google["storage_endpoint"] == f"http://127.0.0.1:{DEFAULT_PORT + 1}"
     assert found[names.HUB_CONNECTION]["host"] == f"http://127.0.0.1:{DEFAULT_PORT + 2}"
+    assert found[names.HUB_VM_CONNECTION]["password"] == READ_TOKEN
 
 
 def test_the_local_cloud_runs_in_the_rehearsal_only_and_within_reach_of_airflow(

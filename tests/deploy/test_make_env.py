@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "make_env.py"
 TOKEN = "hf_deploy_test_token"
+READ_TOKEN = "hf_read_deploy_test_token"
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def ssh_key(tmp_path: Path) -> Path:
 def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, SCRIPT, "--project", "my-project", *args],
-        env={**os.environ, "HF_TOKEN": TOKEN},
+        env={**os.environ, "HF_TOKEN": TOKEN, "HF_READ_TOKEN": READ_TOKEN},
         capture_output=True,
         text=True,
         check=False,
@@ -61,10 +62,12 @@ def test_the_connections_carry_the_key_and_the_token_unchanged(tmp_path: Path, s
     ssh = json.loads(found["AIRFLOW_CONN_NIGHTSHIFT_SSH"])
     assert ssh["extra"]["private_key"] == ssh_key.read_text()
     assert json.loads(found["AIRFLOW_CONN_NIGHTSHIFT_HUGGINGFACE"])["password"] == TOKEN
+    assert json.loads(found["AIRFLOW_CONN_NIGHTSHIFT_HUGGINGFACE_VM"])["password"] == READ_TOKEN
     key_path = json.loads(found["AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT"])["extra"]["key_path"]
     assert f":{key_path}:ro" in (ROOT / "docker-compose.yaml").read_text()
     assert found["GOOGLE_KEY_FILE"] == str(google_key)
     assert TOKEN not in done.stdout + done.stderr
+    assert READ_TOKEN not in done.stdout + done.stderr
 
 
 def test_without_a_key_file_the_machines_own_credentials_are_used(tmp_path: Path, ssh_key: Path) -> None:
