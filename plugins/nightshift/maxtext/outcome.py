@@ -301,13 +301,10 @@ def diagnose(step: str, log_tail: Sequence[str], exit_code: int | None) -> Night
     lines = [line for line in map(_clean, log_tail) if line]
     ended = "without an exit code" if exit_code is None else f"with exit code {exit_code}"
     last = "\n".join(f"  {line[:500]}" for line in lines[-_TAIL:]) or "  (its log is empty)"
-    # What a program beside the training has met, such as a bucket that is away for a while, did not end it.
-    telling = [line for line in lines if is_error_note(line) or not is_note(line)]
     killed = exit_code in _KILLED
-    if (
-        killed
-    ):  # an error before that says nothing of a process that still ran, unless it is why it was killed
-        telling = [line for line in telling if is_error_note(line)]
+    # What a program beside the training has met, such as a bucket that is away for a while, did not end it. Nor did
+    # what MaxText printed before it was killed from outside; who killed it may have said why.
+    telling = [line for line in lines if is_error_note(line) or not (killed or is_note(line))]
     for known in _KNOWN:
         for line in reversed(telling):
             if found := known.pattern.search(line):

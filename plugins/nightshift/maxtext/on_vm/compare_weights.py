@@ -231,9 +231,9 @@ def check_values(moved: Mapping[str, Moved], total: Moved) -> None:
             "unmoved",
             f"no value of {len(telling)} tensors differs from the source model's, and in the other "
             f"{len(moved) - len(telling)} at most what the conversions round: the training changed nothing. As a rule "
-            "its learning rate was still (almost) zero: MaxText stretches the warm-up over "
-            "learning_rate_schedule_steps, which it takes to be 150001 where it is not given. Or it is too small for "
-            "the data type of the weights, or all answers to each question got the same reward",
+            "its learning rate was still (almost) zero, as MaxText stretches the warm-up over "
+            "learning_rate_schedule_steps; or too small for the weights' data type; or all answers to each question "
+            "got the same reward",
         )
 
 
