@@ -61,9 +61,11 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
-    async def hub_fault(order: dict[str, Any]) -> object:
+    async def hub_fault(order: dict[str, Any] | None) -> object:
         async with httpx.AsyncClient(base_url=settings.hub_endpoint, trust_env=False) as client:
-            answer = await client.post(HUB_FAULTS, json=order)
+            answer = await (
+                client.delete(HUB_FAULTS) if order is None else client.post(HUB_FAULTS, json=order)
+            )
             if answer.is_error:
                 raise ValueError(f"The Hub refuses the order: {answer.text}")
             return answer.json()

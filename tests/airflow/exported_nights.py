@@ -43,6 +43,39 @@ def entry_of(path: str, content: bytes) -> FileEntry:
     )
 
 
+def upload(storage: Storage, bucket: BucketLayout, model: Model) -> None:
+    """Put a model and its manifest into the bucket, as the uploader does."""
+    entries = []
+    for path in sorted(model.path.iterdir()):
+        content = path.read_bytes()
+        storage.write_bytes(f"{bucket.model_prefix}/{path.name}", content)
+        entries.append(entry_of(path.name, content))
+    manifest = Manifest.of(bucket.run, datetime(2026, 12, 1, tzinfo=UTC), tuple(entries))
+    storage.write_text(bucket.manifest, manifest.to_json())
+
+
+def results_of(*, before: int, after: int) -> dict[str, dict[str, Any]]:
+    """Return what the tasks from create_vm to export leave of a run with these numbers of right answers."""
+
+    def job(**figures: Any) -> dict[str, Any]:
+        return {"script": "exit 0\n", "seconds": 1.0, "log": None, "figures": figures}
+
+    points = [{"step": step, "values": {"reward": step / STEPS, "kl": 0.01}} for step in range(1, STEPS + 1)]
+    return {
+        "create_vm": {"instance_id": "1"},
+        "install_maxtext": job(python="3.12.1", freeze=["maxtext==0.2.3"]),
+        "convert_to_maxtext": job(),
+        "train": job(
+            step=STEPS,
+            before={"correct": before, "total": QUESTIONS},
+            after={"correct": after, "total": QUESTIONS},
+            metrics=points,
+        ),
+        "convert_to_huggingface": job(weights={"tensors": 21, "tensors_moved": 21, "relative_norm": 0.01}),
+        "export": job(),
+    }
+
+
 @dataclass
 class ExportedNight:
     """A run whose tasks up to export count as done."""
@@ -65,13 +98,7 @@ class ExportedNight:
 
     def upload(self) -> None:
         """Put the model and its manifest into the bucket."""
-        entries = []
-        for path in sorted(self.model.path.iterdir()):
-            content = path.read_bytes()
-            self.storage.write_bytes(f"{self.bucket.model_prefix}/{path.name}", content)
-            entries.append(entry_of(path.name, content))
-        manifest = Manifest.of(self.bucket.run, datetime(2026, 12, 1, tzinfo=UTC), tuple(entries))
-        self.storage.write_text(self.bucket.manifest, manifest.to_json())
+        upload(self.storage, self.bucket, self.model)
 
     def finish(self, *tasks: str) -> dict[str, dict[str, Any]]:
         """Run these tasks, then the teardowns; return what each told."""
@@ -128,31 +155,9 @@ class ExportedNights:
         bucket = BucketLayout(self.nights.cloud.bucket, recipe_prefix, run.result("reserve_vm")["run_name"])
         night = ExportedNight(self.nights, run, Storage(self.client, bucket.bucket), bucket, model)
         night.upload()
-        self._leave_results(run, before, after)
+        for task, result in results_of(before=before, after=after).items():
+            run.leave(task, result)
         return night
-
-    def _leave_results(self, run: StepRun, before: int, after: int) -> None:
-        def job(**figures: Any) -> dict[str, Any]:
-            return {"script": "exit 0\n", "seconds": 1.0, "log": None, "figures": figures}
-
-        points = [
-            {"step": step, "values": {"reward": step / STEPS, "kl": 0.01}} for step in range(1, STEPS + 1)
-        ]
-        weights = {"tensors": 21, "tensors_moved": 21, "relative_norm": 0.01}
-        run.leave("create_vm", {"instance_id": "1"})
-        run.leave("install_maxtext", job(python="3.12.1", freeze=["maxtext==0.2.3"]))
-        run.leave("convert_to_maxtext", job())
-        run.leave(
-            "train",
-            job(
-                step=STEPS,
-                before={"correct": before, "total": QUESTIONS},
-                after={"correct": after, "total": QUESTIONS},
-                metrics=points,
-            ),
-        )
-        run.leave("convert_to_huggingface", job(weights=weights))
-        run.leave("export", job())
 
 
 def client_of(nights: Nights) -> Client:

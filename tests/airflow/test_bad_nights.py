@@ -125,7 +125,7 @@ def test_one_report_has_every_finding(watched: Watched) -> None:
     message = outcome.error("preflight")["message"]
     for check in ("enough data", "bucket", "publishing", "machine type in us-east5-b"):
         assert f"\n- {check}: " in message, check
-    assert "4 of 12 checks failed; nothing is billed" in message
+    assert "4 of 15 checks failed; nothing is billed" in message
     assert "there-is-no-such-bucket" in message
     assert "there-is-no-such-bucket" in outcome.error("record")["message"]
     assert watched.inserts() == 0

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from google.auth.credentials import AnonymousCredentials
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, ModelCard
 from localcloud import ports
 from localcloud.handle import LocalCloud
 from localcloud.settings import BUCKET, PROJECT
@@ -29,7 +29,7 @@ from nightshift.recipe import load_recipe
 from rehearsal import airflow_server
 from rehearsal.api import Airflow
 from rehearsal.demo import RECIPE
-from rehearsal.settings import ROOT, WRITE_TOKEN, Settings
+from rehearsal.settings import READ_TOKEN, ROOT, WRITE_TOKEN, Settings
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +45,7 @@ TASKS = (
     "train",
     "convert_to_huggingface",
     "export",
+    "gate",
     "publish",
     "delete_vm",
     "record",
@@ -149,6 +150,41 @@ def test_bucket_hub_and_manifest_hold_the_same_files(night: Night, tmp_path: Pat
     assert len([title for title in commits if night.summary["run_name"] in title]) == 1
 
 
+def published(night: Night, folder: Path) -> Path:
+    """Return a copy of the published repository, as anybody downloads it."""
+    api = HfApi(endpoint=night.settings.cloud.hub_endpoint, token=READ_TOKEN)
+    return Path(api.snapshot_download(night.summary["hub_repo"], local_dir=folder))
+
+
+def test_the_published_repository_is_as_good_as_the_run_says(night: Night, tmp_path: Path) -> None:
+    found = evaluate.evaluate(published(night, tmp_path), TEST_ROWS)
+    assert (found.accuracy, found.total) == (night.summary["accuracy_after"], night.summary["eval_n"])
+
+
+def test_the_published_repository_explains_and_licenses_itself(night: Night, tmp_path: Path) -> None:
+    folder = published(night, tmp_path)
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.license == "llama3.1"
+    assert card.data.base_model == "meta-llama/Llama-3.1-8B-Instruct"
+    assert card.data.datasets == ["openai/gsm8k"]
+    assert night.summary["run_name"] in card.content
+    assert "Built with Llama" in card.content
+    assert f"{night.summary['eval_n']}" in card.content
+    assert "LLAMA 3.1 COMMUNITY LICENSE AGREEMENT" in (folder / "LICENSE").read_text()
+    assert "Llama 3.1 is licensed under the Llama 3.1 Community License" in (folder / "NOTICE").read_text()
+    (plot,) = folder.glob("*.png")
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert plot.name in card.content
+
+
+def test_the_run_has_a_tag_on_the_hub_and_no_checkpoints_left(night: Night) -> None:
+    api = HfApi(endpoint=night.settings.cloud.hub_endpoint, token=WRITE_TOKEN)
+    refs = api.list_repo_refs(night.summary["hub_repo"])
+    tags = {ref.name: ref.target_commit for ref in refs.tags}
+    assert tags == {night.summary["run_name"]: night.record.artifacts.hub_commit}
+    assert night.storage.list(night.bucket.checkpoints) == {}
+
+
 def test_the_record_explains_the_run(night: Night) -> None:
     record = night.record
     assert record.state == "success"
@@ -191,7 +227,7 @@ def test_every_task_succeeds_at_its_first_try(night: Night) -> None:
 
 def test_the_token_and_the_key_are_in_no_file_and_no_database(night: Night) -> None:
     key = night.settings.ssh_key.read_text().splitlines()[1]
-    secrets = (WRITE_TOKEN.encode(), key.encode())
+    secrets = (WRITE_TOKEN.encode(), READ_TOKEN.encode(), key.encode())
     for path in night.settings.var.rglob("*"):
         if path.is_file() and path != night.settings.ssh_key:
             content = path.read_bytes()

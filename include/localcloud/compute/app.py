@@ -41,7 +41,8 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 class ComputeCloud:
     """The Compute Engine of one local cloud: state, VMs and the web application.
 
-    :param hub_fault: passes a fault order on to the Hub; raises ValueError when the Hub refuses it.
+    :param hub_fault: passes a fault order on to the Hub, or with None takes all of them back; raises ValueError when
+        the Hub refuses it.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ComputeCloud:
         runtime: VmRuntime,
         *,
         environment: Mapping[str, str],
-        hub_fault: Callable[[dict[str, Any]], Awaitable[Any]] | None = None,
+        hub_fault: Callable[[dict[str, Any] | None], Awaitable[Any]] | None = None,
         timing: Timing | None = None,
     ) -> None:
         self.settings = settings
@@ -229,7 +230,8 @@ class ComputeCloud:
         return JSONResponse(self._faults.listed())
 
     async def _fault_clear(self, request: Request) -> Response:
-        return JSONResponse({"cleared": self._faults.clear()})
+        at_the_hub = await self._hub_fault(None) if self._hub_fault else {"cleared": 0}
+        return JSONResponse({"cleared": self._faults.clear() + at_the_hub["cleared"]})
 
     async def _fault_add(self, request: Request) -> Response:
         try:

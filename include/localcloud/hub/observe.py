@@ -84,10 +84,11 @@ class Observer:
             ])
 
     def clear_faults(self, _: Request) -> Response:
-        """Drop all open orders."""
+        """Drop all open orders; say how many there were."""
         with self._lock:
+            cleared = len(self._orders)
             self._orders.clear()
-        return JSONResponse({})
+        return JSONResponse({"cleared": cleared})
 
     def list_requests(self, request: Request) -> Response:
         """List the requests after number `since`: number, method, path and status; no bodies, no headers."""

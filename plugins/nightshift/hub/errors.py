@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 TOKENS_URL = "https://huggingface.co/settings/tokens"
 
+#: What a store says of a signed address whose time is over (Amazon S3: "Request has expired"), with status 403.
+_EXPIRED = "request has expired"
+
 #: Everything that a call of HfApi raises because of the network, the server's answer, or what it was given:
 #: the client says ValueError for a malformed repository id, a card with wrong metadata, a file that LFS refuses.
 HUB_ERRORS = (
@@ -85,6 +88,11 @@ def hub_error(error: Exception, *, doing: str, repo: str = "", endpoint: str = "
             f"{doing}: {repo} has no such revision ({said})",
             next_step="name a branch, a tag or a full commit hash of the repository in the recipe",
         )
+    if status == 403 and _EXPIRED in (said + _text(error)).lower():
+        return CloudUnavailable(
+            f"{doing}: the address that the Hub gave for it is no longer valid ({said})",
+            next_step="nothing: another address is asked for",
+        )
     if status == 403:
         return AccessDenied(
             f"{doing}: the Hub refuses ({said})",
@@ -99,6 +107,11 @@ def hub_error(error: Exception, *, doing: str, repo: str = "", endpoint: str = "
         f"{doing}: not possible ({said})",
         next_step="read the answer above; the request is wrong, not the service",
     )
+
+
+def _text(error: Exception) -> str:
+    answer = _answer(error)
+    return answer.text if answer is not None and answer.is_closed else ""
 
 
 def _token_step() -> str:
