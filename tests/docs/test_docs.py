@@ -161,7 +161,7 @@ def test_connections_are_added_under_the_ids_that_are_looked_up() -> None:
         assert isinstance(json.loads(words[words.index("--conn-extra") + 1]), dict)
     imported = re.search(r"<<'JSON'\n(.*?)\nJSON", (ROOT / "docs" / "google-cloud.md").read_text(), re.DOTALL)
     assert imported
-    assert set(json.loads(imported[1])) == {names.HUB_CONNECTION}
+    assert set(json.loads(imported[1])) == {names.HUB_CONNECTION, names.HUB_VM_CONNECTION}
 
 
 def test_dag_runs_are_triggered_with_fields_of_the_form_and_recipes_that_exist() -> None:
