@@ -194,7 +194,7 @@ class Scene:
     @property
     def folder(self) -> Path:
         """Where the run's objects lie on this machine."""
-        return self.stage.cloud.settings.storage_root / BUCKET / "nightshift" / "runs" / self.run
+        return self.stage.cloud.settings.storage_root / BUCKET / "nightshift" / self.recipe / self.run
 
     def record(self) -> ledger.RunRecord | None:
         """Return the run's record."""

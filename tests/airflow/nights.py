@@ -103,4 +103,5 @@ class Nights:
     @property
     def folder(self) -> Path:
         """Where the last recipe's objects lie on this machine."""
-        return self.cloud.settings.storage_root / self.cloud.bucket / f"scenario-{self._number}" / "runs"
+        name = f"scenario-{self._number}"  # of the recipe, and the prefix of its objects
+        return self.cloud.settings.storage_root / self.cloud.bucket / name / name

@@ -85,6 +85,7 @@ def night(session_nights: Nights) -> Night:
         do("convert_to_huggingface", "convert_to_huggingface on a full disk")
     do("convert_to_huggingface")
     do("export")
+    do("gate")
     night.files_with_secrets = secrets_on(vm, night.secrets)
     night.instance = instance_as_seen_by_anyone(nights, run)
     publish_and_finish(nights, run, night)
@@ -224,6 +225,14 @@ def test_publishing_later_makes_the_run_green_without_a_vm(night: Night) -> None
     assert night.green.accuracy_after is not None
 
 
+def test_how_far_the_weights_moved_is_in_the_record(night: Night) -> None:
+    assert night.green is not None
+    weights = night.green.weights
+    assert 0 < weights["tensors_moved"] <= weights["tensors"]
+    assert weights["relative_norm"] > 0
+    assert night.tasks["convert_to_huggingface"]["xcom"]["return_value"]["figures"] == {"weights": weights}
+
+
 def test_no_process_shows_a_secret(night: Night) -> None:
     everything = "\n".join(night.command_lines)
     assert "maxtext.trainers.post_train.rl.train_rl" in everything
@@ -251,3 +260,25 @@ def test_no_log_no_xcom_and_no_rendered_field_of_airflow_holds_a_secret(night: N
         content = path.read_bytes()
         for secret in night.secrets:
             assert secret.encode() not in content, path
+
+
+def high_floor(recipe: dict[str, Any]) -> None:
+    recipe["gate"] = {"min_accuracy_before": 0.5}
+
+
+def test_a_model_that_is_below_the_floor_is_not_trained(nights: Nights) -> None:
+    outcome = nights.run({}, high_floor)
+    states = outcome.states()
+    assert {task for task, state in states.items() if state == "failed"} == {"train", "verdict"}
+    assert states["convert_to_huggingface"] == "upstream_failed"
+    assert states["delete_vm"] == "success"
+    assert outcome.tasks["train"]["tries"] == 1
+    error = outcome.error("train")
+    assert error["reason"] == "gate_accuracy_before"
+    assert "(1 of 16) is below gate.min_accuracy_before, 0.5" in error["message"]
+    assert "lower gate.min_accuracy_before" in error["message"]
+    assert "Train step" not in outcome.log
+    (path,) = nights.folder.rglob("record.json")
+    record = ledger.from_json(path.read_text(encoding="utf-8"))
+    assert (record.state, record.reasons) == ("failed", ("gate_accuracy_before",))
+    assert nights.cloud.status()["vms"] == []
