@@ -110,7 +110,8 @@ class Settings:
             **inherited,
             "PATH": f"{ROOT / '.venv' / 'bin'}{os.pathsep}{inherited.get('PATH', os.defpath)}",
             "AIRFLOW_HOME": str(self.airflow_home),
-            "PYTHONPATH": str(ROOT / "include"),
+            # Both: an environment that several checkouts share has the package of one of them.
+            "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("plugins", "include")),
             "HF_HUB_DISABLE_XET": "1",
             "NO_PROXY": "127.0.0.1,localhost",
             MARKER: str(self.var),

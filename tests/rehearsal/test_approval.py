@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import time
 from contextlib import closing
 from datetime import datetime
@@ -17,8 +20,6 @@ from localcloud import ports
 from localcloud.settings import BUCKET, PROJECT
 from nightshift import names
 from nightshift.export.storage import Storage, storage_client
-from rehearsal import airflow_server
-from rehearsal import demo as rehearsal
 from rehearsal.api import Airflow
 from rehearsal.demo import RECIPE
 from rehearsal.settings import WRITE_TOKEN, Settings
@@ -46,16 +47,29 @@ def settings(clouds_dir: Path) -> Iterator[Settings]:
     recipe["name"] = "asking"
     recipe["publish"]["approval"] = {"required": True, "minutes": 10}
     (recipes / "asking.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    said: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NIGHTSHIFT_RECIPES", str(recipes))
-        try:
-            rehearsal.up(settings, said.append)
-            yield settings
-        finally:
-            rehearsal.down(settings, said.append)
-            assert airflow_server.processes(settings) == []
-            shutil.rmtree(settings.var, ignore_errors=True)
+    try:
+        done = rehearse(settings, recipes, "up")
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield settings
+    finally:
+        rehearse(settings, recipes, "down")
+        shutil.rmtree(settings.var, ignore_errors=True)
+
+
+def rehearse(settings: Settings, recipes: Path, command: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "NIGHTSHIFT_VAR": str(settings.var),
+        "NIGHTSHIFT_PORT": str(settings.port),
+        "NIGHTSHIFT_RECIPES": str(recipes),
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "rehearsal", command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def send(settings: Settings, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
