@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import HfApi
 from localcloud import processes
 from nightshift.ledger import record as ledger
-from rehearsal.settings import WRITE_TOKEN
+from rehearsal.settings import READ_TOKEN, WRITE_TOKEN
 
 from tests.airflow.vm_access import Vm
 
@@ -56,9 +56,9 @@ class Night:
     files: list[Path] = field(default_factory=list)
 
     @property
-    def secrets(self) -> tuple[str, str]:
-        """The token, and the first line of the private key's body."""
-        return WRITE_TOKEN, self.key.splitlines()[1]
+    def secrets(self) -> tuple[str, ...]:
+        """The token that publishes, the VM's, and the first line of the private key's body."""
+        return WRITE_TOKEN, READ_TOKEN, self.key.splitlines()[1]
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,7 @@ def publish_and_finish(nights: Nights, run: StepRun, night: Night) -> None:
     nights.cloud.fault(
         on="hub", method="POST", path="/commit/", status=403, message="You have no write access"
     )
+    night.told["gate"] = run.complete("gate")
     night.told["publish, refused"] = run.complete("publish")
     night.published_after_refusal = files_on_the_hub(nights)
     night.told["delete_vm"] = run.complete("delete_vm")

@@ -121,3 +121,17 @@ def test_no_answer_is_a_service_that_is_unavailable() -> None:
     with pytest.raises(CloudUnavailable):
         Storage(client, "b", retry_seconds=0.5).read_text("x")
     client.close()
+
+
+def test_a_folder_is_deleted_and_what_lies_beside_it_stays(store: Storage, place: str) -> None:
+    for name in ("state/1/params", "state/2/params", "state.json", "stateful/x"):
+        store.write_bytes(f"{place}/{name}", b"12345")
+    assert store.delete_folder(f"{place}/state") == (2, 10)
+    assert sorted(store.list(place)) == ["state.json", "stateful/x"]
+    assert store.delete_folder(f"{place}/state") == (0, 0)
+
+
+@pytest.mark.parametrize("prefix", ["", "/"])
+def test_the_whole_bucket_is_never_deleted(store: Storage, prefix: str) -> None:
+    with pytest.raises(ValueError, match="whole bucket"):
+        store.delete_folder(prefix)
