@@ -123,7 +123,9 @@ def test_the_steps_follow_one_another(dag: DAG) -> None:
 
 
 def test_a_person_is_asked_between_the_gate_and_publishing_where_the_recipe_wants_it(recipe: Recipe) -> None:
-    asking = recipe.publish.approval.model_copy(update={"required": True, "minutes": 30, "default": "approve"})
+    asking = recipe.publish.approval.model_copy(
+        update={"required": True, "minutes": 30, "default": "approve"}
+    )
     asked = recipe.model_copy(update={"publish": recipe.publish.model_copy(update={"approval": asking})})
     dag = build_dag(asked)
     approve = dag.get_task("approve")
@@ -144,7 +146,13 @@ def test_the_teardowns_wait_for_each_task_directly(dag: DAG) -> None:
     # Where one task alone is cleared, those between it and the teardown have ended already.
     on_the_vm = {"create_vm", *ON_THE_VM}
     assert dag.get_task("delete_vm").upstream_task_ids >= on_the_vm
-    assert dag.get_task("record").upstream_task_ids >= {*on_the_vm, "preflight", "gate", "publish", "delete_vm"}
+    assert dag.get_task("record").upstream_task_ids >= {
+        *on_the_vm,
+        "preflight",
+        "gate",
+        "publish",
+        "delete_vm",
+    }
     assert dag.get_task("verdict").upstream_task_ids == ALL - {"verdict"}
 
 
