@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 
 class _Slice:
@@ -16,7 +19,7 @@ class _Slice:
         return self._shape
 
 
-class safe_open:  # noqa: N801  its real name
+class safe_open:
     """An open file."""
 
     def __init__(self, path: Path, framework: str) -> None:

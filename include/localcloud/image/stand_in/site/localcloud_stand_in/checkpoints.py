@@ -11,7 +11,10 @@ import os
 import shutil
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MARK = "_CHECKPOINT_METADATA"
 WEIGHTS = "model.safetensors"
