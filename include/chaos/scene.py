@@ -225,8 +225,13 @@ class Scene:
         return [step for step in range(1, last + 1) if not re.search(rf"Train step {step} training", lines)]
 
     def await_copy(self, limit: float = COPY_LIMIT) -> None:
-        """Return when a checkpoint of the training is complete in the bucket."""
-        self.wait("a checkpoint in the bucket", lambda: list(self.folder.glob("checkpoints/*.json")), limit)
+        """Return when the step that the training has to resume from, or any, is complete in the bucket."""
+        least = self.case.expected.resumed_from or 1
+        self.wait(f"checkpoint {least} in the bucket", lambda: (self._newest_copy() or 0) >= least, limit)
+
+    def _newest_copy(self) -> int | None:
+        manifests = self.folder.glob("checkpoints/*.json")
+        return max((int(path.stem) for path in manifests if path.stem.isdecimal()), default=None)
 
     # The end.
 
