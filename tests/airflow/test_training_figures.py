@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from nightshift.airflow.hooks.hub import HubHook
+from nightshift.airflow.jobs import Site
 from nightshift.airflow.night import Night
-from nightshift.airflow.operators.remote_step import Site
 from nightshift.airflow.operators.train import TrainOperator
 from nightshift.airflow.paths import RECIPES
 from nightshift.errors import TrainingIncomplete
@@ -61,6 +62,8 @@ def site(tmp_path: Path) -> Site:
         instance=Instance("a-run", "zone", "1", "RUNNING", "ct6e-standard-8t", created, {}, None),
         target=SshTarget("127.0.0.1", 22, "me", "", ()),
         layout=layout,
+        resolved={},
+        hub=HubHook(),
     )
 
 
