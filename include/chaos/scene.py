@@ -211,12 +211,11 @@ class Scene:
         return lines
 
     def resumed_from(self) -> int | None:
-        """Return the newest step that the training went on from."""
+        """Return the newest step that the training went on from; that may be the last one, with nothing left to do."""
+        lines = self.training_log()
         steps = [
-            event.step
-            for line in self.training_log()
-            if isinstance(event := logs.parse_line(line), logs.Resumed)
-        ]
+            event.step for line in lines if isinstance(event := logs.parse_line(line), logs.Resumed)
+        ] or [int(found[1]) for line in lines if (found := re.search(r"checkpoint (\d+) is restored", line))]
         return steps[-1] if steps else None
 
     def steps_missing(self, last: int) -> list[int]:
