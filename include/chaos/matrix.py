@@ -182,7 +182,7 @@ def _people() -> list[Case]:
         *marked,
         *runs,
         *(
-            Case("delete_run", step, Expected(None), strike=acts.delete_run)
+            Case("forget_run", step, Expected(None), strike=acts.forget_run)
             for step in ("create_vm", "train", "export")
         ),
         *(Case("clear_task", step, strike=acts.clear_task()) for step in ("create_vm", *_REST)),

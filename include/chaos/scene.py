@@ -238,7 +238,7 @@ class Scene:
         """Forget a run that did not get anywhere, and its VMs, so that the recipe is free for the next case."""
         if self.run_state() not in {None, *ENDED}:
             self.notes.append("given up")
-            self.stage.airflow.delete_run(self.dag_id, self.run_id)
+            self.stage.services.forget_run(self.dag_id, self.run_id)
         for vm in self.vms() if self.run else ():
             self.stage.delete_instance(vm)
 

@@ -13,7 +13,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from nightshift import errors, names
 from nightshift.airflow import jobs, retry
 from nightshift.airflow.dag_factory import build_dag
-from nightshift.airflow.deeds import failures
+from nightshift.airflow.deeds import failures, may_be_skipped
 from nightshift.airflow.links import BucketLink, HubLink, VmLink, bucket_address, vm_address
 from nightshift.airflow.operators.base import NightshiftOperator
 from nightshift.airflow.operators.remote_step import RemoteStepOperator
@@ -232,15 +232,22 @@ def test_links_lead_to_the_console_unless_another_endpoint_is_set() -> None:
 
 
 @pytest.mark.parametrize("state", ["failed", "upstream_failed", "skipped", "removed", "running", None])
-@pytest.mark.parametrize("task", sorted(ALL - {"verdict", "publish"}))
+@pytest.mark.parametrize("task", sorted(ALL - {"verdict"}))
 def test_the_verdict_is_red_unless_a_task_succeeded(task: str, state: str | None) -> None:
     states: dict[str, str | None] = dict.fromkeys(sorted(ALL - {"verdict"}), "success")
     states[task] = state
     assert failures(states) == {task: state or "never run"}
 
 
+def test_publishing_may_only_be_skipped_where_it_is_turned_off(recipe: Recipe) -> None:
+    # Marking a run by hand skips what has not begun.
+    assert may_be_skipped(recipe) == frozenset()
+    off = recipe.publish.model_copy(update={"enabled": False})
+    assert may_be_skipped(recipe.model_copy(update={"publish": off})) == {"publish"}
+
+
 def test_the_verdict_is_green_when_publishing_is_turned_off() -> None:
     states: dict[str, str | None] = dict.fromkeys(sorted(ALL - {"verdict"}), "success")
     assert failures(states) == {}
-    assert failures({**states, "publish": "skipped"}) == {}
+    assert failures({**states, "publish": "skipped"}, {"publish"}) == {}
     assert failures({**states, "publish": "upstream_failed"}) == {"publish": "upstream_failed"}

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from nightshift.airflow.night import pulled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from airflow.sdk import Context
 
-#: Which tasks may be skipped without the run being red: the recipe or the trigger form turned publishing off.
-MAY_BE_SKIPPED = frozenset({"publish"})
+    from nightshift.recipe import Recipe
+
 #: The tasks that work on the VM.
 ON_THE_VM = frozenset({
     "create_vm",
@@ -26,12 +26,25 @@ ON_THE_VM = frozenset({
 LEAVE_A_RESULT = ON_THE_VM | {"preflight", "publish", "delete_vm"}
 
 
-def failures(states: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the tasks that did not do what they had to, with their states."""
+def may_be_skipped(recipe: Recipe) -> frozenset[str]:
+    """Return which tasks may be skipped without the run being red.
+
+    Marking a run by hand skips whatever has not begun (Airflow 3.3), so a skip is only taken for what it is where the
+    recipe or the trigger form wants it.
+    """
+    wanted = recipe.publish.enabled and recipe.publish.repo is not None
+    return frozenset() if wanted else frozenset({"publish"})
+
+
+def failures(states: Mapping[str, str | None], skippable: Collection[str] = frozenset()) -> dict[str, str]:
+    """Return the tasks that did not do what they had to, with their states.
+
+    :param skippable: tasks that may be skipped (`may_be_skipped`).
+    """
     return {
         task: state or "never run"
         for task, state in states.items()
-        if state != "success" and not (state == "skipped" and task in MAY_BE_SKIPPED)
+        if state != "success" and not (state == "skipped" and task in skippable)
     }
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from nightshift.airflow.deeds import failures, task_states, without_result
+from nightshift.airflow.deeds import failures, may_be_skipped, task_states, without_result
 from nightshift.airflow.night import pulled
 from nightshift.airflow.operators.base import ERROR_KEY, TIMING_KEY, NightshiftOperator
 from nightshift.airflow.operators.vm import compute_of, vms_of
@@ -78,6 +78,7 @@ class _Writer:
         results = {task: pulled(context, task) for task in states}
         steps = {task: r for task, r in results.items() if isinstance(r, dict) and "script" in r}
         figures = {task: r["figures"] for task, r in steps.items()}
+        missing = failures(states, may_be_skipped(night.recipe))
         marked = without_result(context, states)
         left = lease.locate(
             compute_of(self.operator, night),
@@ -97,7 +98,7 @@ class _Writer:
             run_id=night.run_id,
             triggered_by=getattr(dag_run, "triggering_user_name", None) or str(dag_run.run_type),
             recipe=night.recipe.model_dump(mode="json"),
-            state="failed" if failures(states) or marked or left else "success",
+            state="failed" if missing or marked or left else "success",
             reasons=(
                 *(error["reason"] for error in errors.values()),
                 *(["marked_by_hand"] if marked else []),

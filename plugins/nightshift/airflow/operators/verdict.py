@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nightshift.airflow.deeds import ON_THE_VM, failures, task_states, without_result
+from nightshift.airflow.deeds import ON_THE_VM, failures, may_be_skipped, task_states, without_result
 from nightshift.airflow.night import pulled
 from nightshift.airflow.operators.base import ERROR_KEY, NightshiftOperator
 from nightshift.airflow.operators.record import write_record
@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-def advice(states: Mapping[str, str | None]) -> str:
-    """Return what to do about a run that is not green."""
-    failed = [task for task, state in failures(states).items() if state == "failed"]
+def advice(failed_tasks: Mapping[str, str]) -> str:
+    """Return what to do about a run that is not green.
+
+    :param failed_tasks: what `failures` returned.
+    """
+    failed = [task for task, state in failed_tasks.items() if state == "failed"]
     if not failed:
         return "clear what was marked by hand with all that follows it"
     goes_on = "; it makes a new VM and goes on from what is in the bucket" if failed[0] in ON_THE_VM else ""
@@ -44,7 +47,8 @@ class VerdictOperator(NightshiftOperator):
         """Return the verdict, or raise RunFailed naming each task, its state and its reason."""
         with self.reporting(context):
             states = task_states(context, self.task_id)
-            findings = [self._finding(context, task, state) for task, state in failures(states).items()]
+            missing = failures(states, may_be_skipped(self.night(context).recipe))
+            findings = [self._finding(context, task, state) for task, state in missing.items()]
             findings += [
                 f"{task}: success, but it left no result; was it marked by hand?"
                 for task in without_result(context, states)
@@ -60,7 +64,7 @@ class VerdictOperator(NightshiftOperator):
             raise RunFailed(
                 "not everything that had to succeed did:\n"
                 + "\n".join(f"- {finding}" for finding in findings),
-                next_step=advice(states),
+                next_step=advice(missing),
             )
 
     def _finding(self, context: Context, task: str, state: str) -> str:
