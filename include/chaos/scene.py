@@ -17,7 +17,7 @@ from nightshift import names
 from nightshift.ledger import record as ledger
 from nightshift.maxtext import logs
 
-from chaos import observer
+from chaos import observer, recipes
 from chaos.cases import PLACES
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ class Scene:
 
     def clean(self) -> None:
         """Forget what an earlier case has ordered."""
+        for zone in recipes.ZONES.get(self.recipe, ()):  # those that no other recipe uses
+            self.stage.cloud.clear_faults(zone)
         for path in self.stage.control.glob(f"{self.recipe}.*"):
             path.unlink()
 

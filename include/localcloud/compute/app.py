@@ -229,7 +229,7 @@ class ComputeCloud:
         return JSONResponse(self._faults.listed())
 
     async def _fault_clear(self, request: Request) -> Response:
-        return JSONResponse({"cleared": self._faults.clear()})
+        return JSONResponse({"cleared": self._faults.clear(request.query_params.get("zone"))})
 
     async def _fault_add(self, request: Request) -> Response:
         try:
