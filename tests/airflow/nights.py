@@ -72,11 +72,12 @@ class Nights:
     def begin(
         self,
         conf: dict[str, Any] | None = None,
+        change: Callable[[dict[str, Any]], object] | None = None,
         *,
         token: str | None = None,
     ) -> StepRun:
         """Begin a run whose tasks the test runs one by one."""
-        return StepRun(self.runner, self.write(), self._connections(token), conf or {})
+        return StepRun(self.runner, self.write(change), self._connections(token), conf or {})
 
     def _connections(self, token: str | None) -> dict[str, str]:
         connections = self.settings.connections()

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 #: by then, and need not go through the triggerer (see triggers/settling.py).
 QUICK_SECONDS = 8.0
 TAIL_LINES = 400
+OVERDUE_SLACK = 5.0  # seconds by which a job may be said to be younger than it is when its time is up
 LOG_LIMIT = 64 * 2**20  # bytes of a log that are kept and judged
 LOG_PATIENCE = 60.0  # seconds without progress while a log is read
 LEAST_TIMEOUT = 30.0  # seconds that even a re-attached job past its limit gets, to tell its end
@@ -333,7 +334,7 @@ class RemoteStepOperator(VmOperator):
             running = {s.job_id: s for s in await host.jobs() if s.state is JobState.RUNNING}
             for job in jobs.ALL:
                 status = running.get(site.job_id(job.name))
-                limit = job.minutes(site.recipe) * 60 if overdue_only else 0.0
+                limit = job.minutes(site.recipe) * 60 - OVERDUE_SLACK if overdue_only else 0.0
                 if status is not None and (status.running_seconds or 0.0) >= limit:
                     await host.stop(status.job_id, grace=grace, attempt=status.attempt)
                     stopped = job
