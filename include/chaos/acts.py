@@ -170,9 +170,9 @@ def mark_run(state: str) -> Strike:
     )
 
 
-def delete_run(scene: Scene) -> None:
-    """Delete the run, with whatever it does."""
-    scene.stage.airflow.delete_run(scene.dag_id, scene.run_id)
+def forget_run(scene: Scene) -> None:
+    """Let Airflow forget the run, whatever it does: a database that was lost, or an older one that was put back."""
+    scene.stage.services.forget_run(scene.dag_id, scene.run_id)
 
 
 def _and_stopped(scene: Scene, act: Callable[[], None]) -> None:

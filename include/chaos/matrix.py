@@ -24,7 +24,11 @@ def _vm_lost() -> list[Case]:
             "preempt",
             step,
             Expected(
-                reason="vm_preempted", resumed_from=_resumed(step), no_retry=True, whole=step == "train"
+                # One that is taken before anybody has seen it was never the run's.
+                reason=None if step == "create_vm" else "vm_preempted",
+                resumed_from=_resumed(step),
+                no_retry=True,
+                whole=step == "train",
             ),
             strike=acts.instance_fault("preempt"),
             conf={"provisioning_model": "SPOT"},
@@ -178,7 +182,7 @@ def _people() -> list[Case]:
         *marked,
         *runs,
         *(
-            Case("delete_run", step, Expected(None), strike=acts.delete_run)
+            Case("forget_run", step, Expected(None), strike=acts.forget_run)
             for step in ("create_vm", "train", "export")
         ),
         *(Case("clear_task", step, strike=acts.clear_task()) for step in ("create_vm", *_REST)),

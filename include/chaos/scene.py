@@ -17,7 +17,7 @@ from nightshift import names
 from nightshift.ledger import record as ledger
 from nightshift.maxtext import logs
 
-from chaos import observer
+from chaos import observer, recipes
 from chaos.cases import PLACES
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ class Scene:
 
     def clean(self) -> None:
         """Forget what an earlier case has ordered."""
+        for zone in recipes.ZONES.get(self.recipe, ()):  # those that no other recipe uses
+            self.stage.cloud.clear_faults(zone)
         for path in self.stage.control.glob(f"{self.recipe}.*"):
             path.unlink()
 
@@ -211,12 +213,11 @@ class Scene:
         return lines
 
     def resumed_from(self) -> int | None:
-        """Return the newest step that the training went on from."""
+        """Return the newest step that the training went on from; that may be the last one, with nothing left to do."""
+        lines = self.training_log()
         steps = [
-            event.step
-            for line in self.training_log()
-            if isinstance(event := logs.parse_line(line), logs.Resumed)
-        ]
+            event.step for line in lines if isinstance(event := logs.parse_line(line), logs.Resumed)
+        ] or [int(found[1]) for line in lines if (found := re.search(r"checkpoint (\d+) is restored", line))]
         return steps[-1] if steps else None
 
     def steps_missing(self, last: int) -> list[int]:
@@ -225,8 +226,13 @@ class Scene:
         return [step for step in range(1, last + 1) if not re.search(rf"Train step {step} training", lines)]
 
     def await_copy(self, limit: float = COPY_LIMIT) -> None:
-        """Return when a checkpoint of the training is complete in the bucket."""
-        self.wait("a checkpoint in the bucket", lambda: list(self.folder.glob("checkpoints/*.json")), limit)
+        """Return when the step that the training has to resume from, or any, is complete in the bucket."""
+        least = self.case.expected.resumed_from or 1
+        self.wait(f"checkpoint {least} in the bucket", lambda: (self._newest_copy() or 0) >= least, limit)
+
+    def _newest_copy(self) -> int | None:
+        manifests = self.folder.glob("checkpoints/*.json")
+        return max((int(path.stem) for path in manifests if path.stem.isdecimal()), default=None)
 
     # The end.
 
@@ -234,7 +240,7 @@ class Scene:
         """Forget a run that did not get anywhere, and its VMs, so that the recipe is free for the next case."""
         if self.run_state() not in {None, *ENDED}:
             self.notes.append("given up")
-            self.stage.airflow.delete_run(self.dag_id, self.run_id)
+            self.stage.services.forget_run(self.dag_id, self.run_id)
         for vm in self.vms() if self.run else ():
             self.stage.delete_instance(vm)
 

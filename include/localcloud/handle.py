@@ -137,9 +137,9 @@ class LocalCloud:
         answer: dict[str, Any] = self._control("POST", "faults", order)
         return answer
 
-    def clear_faults(self) -> int:
-        """Forget all waiting fault orders; return how many there were."""
-        answer: dict[str, int] = self._control("DELETE", "faults")
+    def clear_faults(self, zone: str | None = None) -> int:
+        """Forget all waiting fault orders, or those that name a zone; return how many there were."""
+        answer: dict[str, int] = self._control("DELETE", f"faults?zone={zone}" if zone else "faults")
         return answer["cleared"]
 
     def stop(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from airflow.sdk import DAG, CronTriggerTimetable, TriggerRule
@@ -13,7 +13,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from nightshift import errors, names
 from nightshift.airflow import jobs, retry
 from nightshift.airflow.dag_factory import build_dag
-from nightshift.airflow.deeds import failures
+from nightshift.airflow.deeds import failures, may_be_skipped
 from nightshift.airflow.links import BucketLink, HubLink, VmLink, bucket_address, vm_address
 from nightshift.airflow.operators.base import NightshiftOperator
 from nightshift.airflow.operators.gate import ApproveOperator
@@ -21,6 +21,9 @@ from nightshift.airflow.operators.remote_step import RemoteStepOperator
 from nightshift.airflow.paths import RECIPES
 from nightshift.recipe import Recipe, load_recipe
 from nightshift.recipe.model import Schedule
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 # Airflow 3.3 reads .airflowignore with a class that pathspec has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
@@ -255,15 +258,40 @@ def test_links_lead_to_the_console_unless_another_endpoint_is_set() -> None:
 
 
 @pytest.mark.parametrize("state", ["failed", "upstream_failed", "skipped", "removed", "running", None])
-@pytest.mark.parametrize("task", sorted(ALL - {"verdict", "publish"}))
+@pytest.mark.parametrize("task", sorted(ALL - {"verdict"}))
 def test_the_verdict_is_red_unless_a_task_succeeded(task: str, state: str | None) -> None:
     states: dict[str, str | None] = dict.fromkeys(sorted(ALL - {"verdict"}), "success")
     states[task] = state
     assert failures(states) == {task: state or "never run"}
 
 
+class Left:
+    """What the tasks of a run have left, by task and key."""
+
+    def __init__(self, **left: Any) -> None:
+        self.left = left
+
+    def xcom_pull(self, task_ids: str, key: str) -> Any:
+        return self.left.get(f"{task_ids}_{key}")
+
+
+def skippable(recipe: Recipe, **left: Any) -> frozenset[str]:
+    return may_be_skipped(cast("Context", {"ti": Left(**left)}), recipe)
+
+
+def test_publishing_may_only_be_skipped_where_something_says_so(recipe: Recipe) -> None:
+    # Marking a run by hand skips what has not begun.
+    assert skippable(recipe) == frozenset()
+    assert skippable(recipe, gate_return_value={"open": True}) == frozenset()
+    assert skippable(recipe, gate_return_value={"open": False}) == {"approve", "publish"}
+    assert skippable(recipe, approve_answer={"given": True, "by": "me"}) == frozenset()
+    assert skippable(recipe, approve_answer={"given": False, "by": "me"}) == {"publish"}
+    off = recipe.publish.model_copy(update={"enabled": False})
+    assert skippable(recipe.model_copy(update={"publish": off})) == {"approve", "publish"}
+
+
 def test_the_verdict_is_green_when_publishing_is_turned_off() -> None:
     states: dict[str, str | None] = dict.fromkeys(sorted(ALL - {"verdict"}), "success")
     assert failures(states) == {}
-    assert failures({**states, "publish": "skipped"}) == {}
+    assert failures({**states, "publish": "skipped"}, {"publish"}) == {}
     assert failures({**states, "publish": "upstream_failed"}) == {"publish": "upstream_failed"}

@@ -119,15 +119,31 @@ def test_a_lost_job_is_tried_again_and_nothing_of_it_runs_on(run: StepRun, vm: V
     assert vm.run(f"ps -o args= -p {','.join(children)} || true") == ""
 
 
-def test_a_step_that_takes_too_long_is_stopped_and_named(run: StepRun, vm: Vm) -> None:
+def short_install(recipe: dict[str, Any]) -> None:
+    recipe["timeouts"]["install"] = 0.05
+
+
+def test_a_step_that_takes_too_long_is_stopped_and_named(nights: Nights) -> None:
+    run = nights.begin({"num_batches": 2}, short_install)
+    for task in ("reserve_vm", "preflight", "create_vm"):
+        assert run.complete(task)["state"] == "success"
+    vm = Vm(nights.cloud, run.result("create_vm"), nights.settings.ssh_key)
     before = vm.processes()
     run.execute(STEP)
     told = run.resume(STEP, error="Trigger timeout")
     assert (told["state"], told["error_class"]) == ("failed", "StepTimedOut")
-    assert "took longer than 20 minutes and was stopped" in told["error"]
+    assert "took longer than 0.05 minutes and was stopped" in told["error"]
     assert "timeouts.install " in told["error"]
     assert vm.job(STEP).ended_by == "stopped"
     assert vm.processes() == before
+    assert run.complete("delete_vm")["state"] == "success"
+
+
+def test_a_job_within_its_limit_is_left_alone_when_a_wait_ends(run: StepRun, vm: Vm) -> None:
+    run.execute(STEP)
+    told = run.resume(STEP, error="Trigger timeout")
+    assert (told["state"], told["error_class"]) == ("up_for_retry", "DeadlineExceeded")
+    assert vm.job(STEP).state is JobState.RUNNING
 
 
 def test_a_trigger_that_fails_is_tried_again_and_leaves_a_reason(run: StepRun, vm: Vm) -> None:

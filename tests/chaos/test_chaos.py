@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from chaos.cases import STEPS
@@ -17,6 +18,9 @@ from chaos.observer import trainings
 from chaos.real import REAL
 from localcloud import processes
 from rehearsal.settings import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TIME_LIMIT = 600.0  # seconds
 
@@ -33,12 +37,17 @@ def test_a_training_is_seen_wherever_it_runs_and_its_helpers_are_not_counted(tmp
     program = tmp_path / "train.py"
     program.write_text("import os, time\nos.fork()\nos.write(1, b'up\\n')\ntime.sleep(60)\n")
     words = [sys.executable, "-", "maxtext.trainers.post_train.rl.train_rl", "run_name=observed"]
-    with program.open() as source, subprocess.Popen(words, stdin=source, stdout=subprocess.PIPE) as process:
+    with (
+        program.open() as source,
+        subprocess.Popen(words, stdin=source, stdout=subprocess.PIPE, start_new_session=True) as process,
+    ):
         assert process.stdout is not None
-        assert [process.stdout.readline() for _ in range(2)] == [b"up\n", b"up\n"]
-        seen = trainings()["observed"]
-        subprocess.run(["pkill", "-P", str(process.pid)], check=True)
-        process.kill()
+        try:
+            process.stdout.readline()
+            process.stdout.readline()  # both of them run
+            seen = trainings()["observed"]
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
     assert seen == [process.pid]
     assert "observed" not in trainings()
 

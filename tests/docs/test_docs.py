@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nightshift import names
+from nightshift import errors, names
 from nightshift.maxtext import install
 from nightshift.recipe import Recipe
 from nightshift.recipe.form import FORM_PATHS
@@ -269,3 +269,28 @@ def test_what_the_vms_image_must_bring_is_named_as_unconfirmed() -> None:
 def test_the_changelog_starts_with_what_is_unreleased() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == "Unreleased"
+
+
+def reason_codes(base: type[errors.NightshiftError] = errors.NightshiftError) -> set[str]:
+    return {base.reason}.union(*(reason_codes(below) for below in base.__subclasses__()))
+
+
+def test_the_operators_page_explains_every_reason_code() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]+`) \|", page.split("## What each reason code means")[1], re.MULTILINE)
+    explained = {code for row in rows for code in re.findall(r"`(\w+)`", row)}
+    assert reason_codes() <= explained
+
+
+def test_the_operators_page_says_rightly_what_is_tried_again() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \|[^|]+\| (yes|no)[^|]*\|", page, re.MULTILINE))
+    told = {code: answer == "yes" for code, answer in rows.items()}
+
+    def check(kind: type[errors.NightshiftError]) -> None:
+        if kind.reason in told:
+            assert told[kind.reason] == kind.retryable, kind.reason
+        for below in kind.__subclasses__():
+            check(below)
+
+    check(errors.NightshiftError)

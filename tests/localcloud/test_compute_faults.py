@@ -44,6 +44,15 @@ def test_an_insert_ends_in_an_error_and_leaves_nothing(
     compute.create("unlucky")
 
 
+def test_the_orders_of_one_zone_are_forgotten_by_themselves(compute: Compute) -> None:
+    compute.cloud.fault(on="insert", error="stockout", zone="us-east5-a")
+    compute.cloud.fault(on="http", code=503, path="zones/us-east5-a/instances$", method="POST")
+    compute.cloud.fault(on="insert", error="quota", zone="us-east5-b")
+    assert compute.cloud.clear_faults("us-east5-a") == 2
+    assert [order["zone"] for order in compute.cloud.status()["faults"]] == ["us-east5-b"]
+    assert compute.cloud.clear_faults() == 1
+
+
 def test_a_fault_may_be_meant_for_one_zone(compute: Compute) -> None:
     compute.cloud.fault(on="insert", error="stockout", zone="us-east5-a")
     compute.create("elsewhere")

@@ -125,8 +125,8 @@ def test_every_rule_has_an_example_here_or_below() -> None:
         (403, AccessDenied),
         (400, ConfigurationRefused),
         (404, ConfigurationRefused),
-        (409, ConfigurationRefused),
-        (412, ConfigurationRefused),
+        (409, CloudUnavailable),
+        (412, CloudUnavailable),
     ],
 )
 def test_an_unknown_http_error_goes_by_its_status(status: int, kind: type[NightshiftError]) -> None:

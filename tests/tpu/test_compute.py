@@ -114,7 +114,7 @@ def test_the_inserts_of_a_name_are_told_newest_first_and_before_their_instance_i
     found = api.inserts_of(cloud.zone, run)
     assert [(item.name, item.status) for item in found] == [(under_way, "PENDING"), (failed, "DONE")]
     assert found[0].ended is None
-    assert list(api.inserts_of(cloud.zone, run.removesuffix(run[-1]))) == []
+    assert list(api.inserts_of(cloud.zone, run.removeprefix("tpu-"))) == []
     assert list(api.inserts_of("us-east5-a", run)) == []
 
 

@@ -230,8 +230,9 @@ class ComputeCloud:
         return JSONResponse(self._faults.listed())
 
     async def _fault_clear(self, request: Request) -> Response:
-        at_the_hub = await self._hub_fault(None) if self._hub_fault else {"cleared": 0}
-        return JSONResponse({"cleared": self._faults.clear() + at_the_hub["cleared"]})
+        zone = request.query_params.get("zone")
+        at_the_hub = await self._hub_fault(None) if self._hub_fault and zone is None else {"cleared": 0}
+        return JSONResponse({"cleared": self._faults.clear(zone) + at_the_hub["cleared"]})
 
     async def _fault_add(self, request: Request) -> Response:
         try:

@@ -182,11 +182,18 @@ class Faults:
         """Return the waiting orders as JSON."""
         return [order.model_dump(exclude_none=True) for order in self._waiting]
 
-    def clear(self) -> int:
-        """Forget all waiting orders; return how many there were."""
-        count = len(self._waiting)
-        self._waiting.clear()
+    def clear(self, zone: str | None = None) -> int:
+        """Forget the waiting orders, or those that name a zone; return how many there were."""
+        kept = [] if zone is None else [order for order in self._waiting if not _names(order, zone)]
+        count = len(self._waiting) - len(kept)
+        self._waiting[:] = kept
         return count
+
+
+def _names(order: WaitingOrder, zone: str) -> bool:
+    if isinstance(order, OperationFault):
+        return order.zone == zone
+    return isinstance(order, _Request) and f"zones/{zone}/" in order.path
 
 
 def failure(

@@ -295,18 +295,24 @@ class Lifecycle:
         # Only the daemon boots VMs; who reads the state and the catalog need not load an SSH server.
         from localcloud.vm.runtime import VmSpec
 
-        await self._runtime.start(
-            VmSpec(
-                name=record.vm,
-                instance_id=record.instance_id,
-                address=self._settings.vm_address(record.address_number),
-                ssh_port=self._settings.ssh_port,
-                state_dir=self.vm_dir(record),
-                environment=self._environment,
-                authorized_keys=lambda: authorized_keys(record, self._store.projects.get(record.project)),
-                shm_bytes=record.shm_bytes,
-            )
+        spec = VmSpec(
+            name=record.vm,
+            instance_id=record.instance_id,
+            address=self._settings.vm_address(record.address_number),
+            ssh_port=self._settings.ssh_port,
+            state_dir=self.vm_dir(record),
+            environment=self._environment,
+            authorized_keys=lambda: authorized_keys(record, self._store.projects.get(record.project)),
+            shm_bytes=record.shm_bytes,
         )
+        starting = asyncio.ensure_future(self._runtime.start(spec))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # A VM that is killed in the middle of its boot may leave a process that nobody knows, and the end of
+            # which would be waited for for ever. Whoever cancels stops the VM next.
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
         self._answering.add(record.instance_id)
 
     def _running(self, record: InstanceRecord) -> None:

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any
 from nightshift.airflow.night import pulled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from airflow.sdk import Context
 
     from nightshift.recipe import Recipe
 
-#: Which tasks may be skipped without the run being red: publishing is turned off, its gate is closed, or a person
-#: has rejected it.
-MAY_BE_SKIPPED = frozenset({"approve", "publish"})
 #: The tasks that work on the VM.
 ON_THE_VM = frozenset({
     "create_vm",
@@ -33,12 +30,28 @@ LEAVE_A_RESULT = ON_THE_VM | {"preflight", "gate", "approve", "publish", "delete
 ANSWER_KEY = "answer"
 
 
-def failures(states: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the tasks that did not do what they had to, with their states."""
+def may_be_skipped(context: Context, recipe: Recipe) -> frozenset[str]:
+    """Return which tasks may be skipped without the run being red.
+
+    Marking a run by hand skips whatever has not begun (Airflow 3.3), so a skip is only taken for what it is where
+    publishing is turned off, its gate is closed, or a person has rejected it.
+    """
+    said = gate_says(context)
+    wanted = recipe.publish.enabled and recipe.publish.repo is not None
+    if not wanted or (said is not None and not said["open"]):
+        return frozenset({"approve", "publish"})
+    return frozenset({"publish"} if rejection(context) else ())
+
+
+def failures(states: Mapping[str, str | None], skippable: Collection[str] = frozenset()) -> dict[str, str]:
+    """Return the tasks that did not do what they had to, with their states.
+
+    :param skippable: tasks that may be skipped (`may_be_skipped`).
+    """
     return {
         task: state or "never run"
         for task, state in states.items()
-        if state != "success" and not (state == "skipped" and task in MAY_BE_SKIPPED)
+        if state != "success" and not (state == "skipped" and task in skippable)
     }
 
 

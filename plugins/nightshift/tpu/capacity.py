@@ -193,6 +193,8 @@ class Search:
         self._told = ""
         #: Every instance of the run that this search has met, by id: also one that was lost before it was ready.
         self.met: dict[str, Instance] = {}
+        #: The ids of those that it has deleted, because they were of no use or one too many.
+        self.removed: set[str] = set()
 
     def look(self) -> Ready | float:
         """Take one look, do what follows from it, and return the VM, or after how many seconds to look again.
@@ -288,6 +290,7 @@ class Search:
             if instance.status in GOING:
                 continue
             self._check_wanted()
+            self.removed.add(instance.instance_id)
             try:
                 self._api.delete_instance(instance.zone, instance.name)
             except TransientError as error:
@@ -350,6 +353,11 @@ class Search:
                 self._over[request.zone] = claim.operation
                 self._refused(request, error.message)
                 return None
+            except AlreadyExists:
+                # Two inserts were under way, and the other one was faster.
+                self._over[request.zone] = claim.operation
+                self._claim = None
+                return self._taken(request)
             if is_over:
                 self._over[request.zone] = claim.operation
                 claim.operation = None
@@ -403,6 +411,11 @@ class Search:
 
     def _refused(self, request: LeaseRequest, answer: str) -> None:
         """Note a zone's answer, and turn to the next one: at once, or after the last one when the pause is over."""
+        if self._claim is not None and self._booting is not None:
+            if self._claim.instance_id == self._booting[0]:
+                # What has booted was not waited for: its time is not the queue's.
+                self._began += self._clock() - self._booting[1]
+            self._booting = None
         self._claim = None
         self._unanswered = 0
         self._answers[request.zone] = answer

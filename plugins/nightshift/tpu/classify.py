@@ -215,7 +215,8 @@ def http_error(what: str, status: int, reason: str, message: str) -> NightshiftE
     text = f"{reason or status}: {message}"
     if known := _known(text, what):
         return known
-    if status == 429 or status >= 500:
+    # 409 and 412 without a known reason: something else is being done to the resource.
+    if status in {409, 412, 429} or status >= 500:
         return CloudUnavailable(
             f"{what}: HTTP {status}, {text}", next_step="Nothing to do: the call is retried later."
         )

@@ -13,6 +13,7 @@ from nightshift.airflow.deeds import (
     failures,
     gate_fails_the_run,
     gate_says,
+    may_be_skipped,
     rejection,
     task_states,
     without_result,
@@ -88,6 +89,7 @@ class _Writer:
         context, night, states = self.context, self.night, self.states
         results = {task: pulled(context, task) for task in states}
         steps = {task: r for task, r in results.items() if isinstance(r, dict) and "script" in r}
+        missing = failures(states, may_be_skipped(context, night.recipe))
         marked = without_result(context, states)
         left = lease.locate(
             compute_of(self.operator, night),
@@ -99,7 +101,7 @@ class _Writer:
             task: e for task in states if (e := pulled(context, task, ERROR_KEY)) and states[task] == "failed"
         }
         said = gate_says(context) or {}
-        red = failures(states) or marked or left or gate_fails_the_run(context, night.recipe)
+        red = missing or marked or left or gate_fails_the_run(context, night.recipe)
         return record_so_far(self.operator, context).model_copy(
             update={
                 "state": "failed" if red else "success",

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 #: by then, and need not go through the triggerer (see triggers/settling.py).
 QUICK_SECONDS = 8.0
 TAIL_LINES = 400
+OVERDUE_SLACK = 5.0  # seconds by which a job may be said to be younger than it is when its time is up
+LOG_LIMIT = 64 * 2**20  # bytes of a log that are kept and judged
 LOG_PATIENCE = 60.0  # seconds without progress while a log is read
 LEAST_TIMEOUT = 30.0  # seconds that even a re-attached job past its limit gets, to tell its end
 #: How often a step may lose the SSH connection within one try before the try fails.
@@ -75,6 +77,8 @@ class RemoteStepOperator(VmOperator):
     step: ClassVar[str]
     _killed: bool = False
     _last_site: jobs.Site | None = None
+    #: Which attempt of which job this process has followed last, and up to which byte of its log.
+    _followed: Mapping[str, Any] | None = None
 
     @property
     def job(self) -> Job:
@@ -129,7 +133,8 @@ class RemoteStepOperator(VmOperator):
             if unreachable >= UNREACHABLE_LIMIT:
                 raise
             # Waited for in the triggerer: hours of training may lie on it.
-            self.recover(context, error, {"followed": followed, "unreachable": unreachable + 1})
+            state = {"followed": self._followed or followed, "unreachable": unreachable + 1}
+            self.recover(context, error, state)
 
     def overdue(self, context: Context) -> NightshiftError:
         """Stop the job whose time is up; one that has ended meanwhile is judged by the next try."""
@@ -137,7 +142,7 @@ class RemoteStepOperator(VmOperator):
             site = self._site(context)
         except VmLost:
             return super().overdue(context)
-        stopped = asyncio.run(self._stop_running(site))
+        stopped = asyncio.run(self._stop_running(site, overdue_only=True))
         if stopped is None:
             return super().overdue(context)
         limit = stopped.minutes(site.recipe)
@@ -159,6 +164,9 @@ class RemoteStepOperator(VmOperator):
         stopping = threading.Thread(target=lambda: asyncio.run(self._stop_running(site, grace=1.0)))
         stopping.start()
         stopping.join(KILL_SECONDS)
+
+    def _is_ended_from_outside(self) -> bool:
+        return self._killed  # a signal handler sets it at any moment
 
     def _site(self, context: Context) -> jobs.Site:
         night = self.night(context)
@@ -197,7 +205,7 @@ class RemoteStepOperator(VmOperator):
             for job in await self._left_to_do(site, known):
                 while not await self._run(site, host, job, followed):
                     continue
-            return await self._conclude(site, host)
+            return await self._conclude(site, host, self._followed or followed)
 
     async def _left_to_do(self, site: jobs.Site, known: Mapping[str, JobStatus]) -> Sequence[Job]:
         done = {job.name for job in jobs.ALL if _is_done(known.get(site.job_id(job.name)))}
@@ -217,7 +225,7 @@ class RemoteStepOperator(VmOperator):
         """
         from nightshift.remote.protocol import LogChunk
 
-        if self._killed:
+        if self._is_ended_from_outside():
             raise JobLost(
                 f"task {self.task_id} is being ended from outside", next_step="nothing: somebody wanted it"
             )
@@ -233,19 +241,24 @@ class RemoteStepOperator(VmOperator):
             site.target.host,
             status.attempt,
         )
-        same = (status.job_id, status.attempt) == (followed.get("job_id"), followed.get("attempt"))
-        shown = int(followed["shown"]) if same else 0
+        if self._is_ended_from_outside():
+            # The order to end came while the job was being started, so it was not there yet to be stopped.
+            await host.stop(status.job_id, grace=1.0, attempt=status.attempt)
+        shown = _shown(followed, status)
         view = LogView(self.log, job.total_steps(site.recipe))
-        with suppress(TimeoutError):
+        # A line that breaks while the job runs is the trigger's affair.
+        with suppress(TimeoutError, HostUnreachable):
             async with asyncio.timeout(QUICK_SECONDS):
                 async for part in host.follow(status.job_id, offset=shown, attempt=status.attempt):
                     if isinstance(part, LogChunk):
                         view.feed(part)
                     else:
                         status = part
+        shown = max(shown, view.resume_at)
         if status.state is JobState.RUNNING:
-            raise _Running(job, status, max(shown, view.resume_at))
+            raise _Running(job, status, shown)
         view.close()
+        self._followed = {"job_id": status.job_id, "attempt": status.attempt, "shown": status.log_bytes}
         return await self._judge(site, job, status)
 
     async def _judge(self, site: jobs.Site, job: Job, status: JobStatus) -> bool:
@@ -270,9 +283,17 @@ class RemoteStepOperator(VmOperator):
             )
         raise diagnose(job.name, tail, status.exit_code)
 
-    async def _conclude(self, site: jobs.Site, host: RemoteHost) -> dict[str, Any]:
+    async def _conclude(
+        self, site: jobs.Site, host: RemoteHost, followed: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        from nightshift.remote.protocol import LogChunk
+
         status = await host.status(site.job_id(self.step))
         log = await _whole_log(site, status)
+        unseen = log[_shown(followed, status) :] if status.log_bytes == len(log) else b""
+        view = LogView(self.log, self.job.total_steps(site.recipe))
+        view.feed(LogChunk(len(log) - len(unseen), unseen, status.attempt))
+        view.close()
         kept = await self._keep_log(site, self.job, status, log)
         figures = await self.figures(site, host, log.decode(errors="replace"))
         self.log.info(">> %s done in %s", self.step, duration(status.seconds or 0.0))
@@ -299,16 +320,23 @@ class RemoteStepOperator(VmOperator):
             return None
         return site.night.bucket.uri(name)
 
-    async def _stop_running(self, site: jobs.Site, grace: float = 20.0) -> Job | None:
-        """Stop the job of the plan that runs, and return it."""
+    async def _stop_running(
+        self, site: jobs.Site, grace: float = 20.0, *, overdue_only: bool = False
+    ) -> Job | None:
+        """Stop the job of the plan that runs, and return it.
+
+        :param overdue_only: leave a job alone that is within its limit.
+        """
         from nightshift.remote.client import connect
 
         stopped = None
         async with connect(site.target) as host:
-            running = {s.job_id: s.attempt for s in await host.jobs() if s.state is JobState.RUNNING}
+            running = {s.job_id: s for s in await host.jobs() if s.state is JobState.RUNNING}
             for job in jobs.ALL:
-                if attempt := running.get(site.job_id(job.name)):
-                    await host.stop(site.job_id(job.name), grace=grace, attempt=attempt)
+                status = running.get(site.job_id(job.name))
+                limit = job.minutes(site.recipe) * 60 - OVERDUE_SLACK if overdue_only else 0.0
+                if status is not None and (status.running_seconds or 0.0) >= limit:
+                    await host.stop(status.job_id, grace=grace, attempt=status.attempt)
                     stopped = job
         return stopped
 
@@ -350,8 +378,23 @@ def _spec(site: jobs.Site, job: Job, work: Work) -> JobSpec:
     )
 
 
+def _shown(followed: Mapping[str, Any], status: JobStatus) -> int:
+    """Return up to which byte this try has shown the log of this attempt."""
+    same = (status.job_id, status.attempt) == (followed.get("job_id"), followed.get("attempt"))
+    return int(followed["shown"]) if same else 0
+
+
 async def _whole_log(site: jobs.Site, status: JobStatus) -> bytes:
-    """Return the log of the job's attempt, however long: a looping warning's may be hundreds of megabytes."""
+    """Return the log of the job's attempt; of one that is longer than LOG_LIMIT the end, which says why."""
     from nightshift.remote.reach import fetch_log
 
-    return await fetch_log(site.target, status.job_id, attempt=status.attempt, patience=LOG_PATIENCE)
+    start = max(0, status.log_bytes - LOG_LIMIT)
+    log = await fetch_log(
+        site.target,
+        status.job_id,
+        attempt=status.attempt,
+        offset=start,
+        limit=LOG_LIMIT,
+        patience=LOG_PATIENCE,
+    )
+    return f"[the first {start} bytes are left out]\n".encode() + log if start else log

@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from nightshift.airflow.operators.remote_step import RemoteStepOperator
+from nightshift.airflow.operators.remote_step import LOG_LIMIT, RemoteStepOperator
 from nightshift.maxtext import logs, progress
 from nightshift.maxtext.commands import expected_steps
 from nightshift.maxtext.outcome import training_outcome
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nightshift.remote.client import RemoteHost
 
 SHORT_CALL = 60.0  # seconds
+READ_SECONDS = 300.0
 
 
 class TrainOperator(RemoteStepOperator):
@@ -34,7 +35,8 @@ class TrainOperator(RemoteStepOperator):
         """Judge the training by all that it has to leave, and return what it measured."""
         listing = await host.run(list_steps_script(site.layout), timeout=SHORT_CALL)
         # The file has the log of every attempt: a resumed one calls the restored model "before training".
-        whole = await host.run(f"cat {shlex.quote(train_log(site.layout))}", timeout=SHORT_CALL)
+        read = f"tail -c {LOG_LIMIT} {shlex.quote(train_log(site.layout))}"
+        whole = await host.run(read, timeout=READ_SECONDS)
         trained = logs.summarize(whole.stdout.decode(errors="replace").splitlines())
         result = training_outcome(
             trained,

@@ -9,6 +9,7 @@ from nightshift.airflow.deeds import (
     failures,
     gate_fails_the_run,
     gate_says,
+    may_be_skipped,
     task_states,
     without_result,
 )
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
     from nightshift.airflow.night import Night
 
 
-def advice(states: Mapping[str, str | None]) -> str:
-    """Return what to do about a run that is not green."""
-    failed = [task for task, state in failures(states).items() if state == "failed"]
-    if not failed and failures(states):
+def advice(failed_tasks: Mapping[str, str]) -> str:
+    """Return what to do about a run that is not green.
+
+    :param failed_tasks: what `failures` returned.
+    """
+    failed = [task for task, state in failed_tasks.items() if state == "failed"]
+    if not failed and failed_tasks:
         return "clear what was marked by hand with all that follows it"
     if not failed:
         return "read the log of gate, which says what the model did not reach"
@@ -55,7 +59,8 @@ class VerdictOperator(NightshiftOperator):
         """Return the verdict, or raise RunFailed naming each task, its state and its reason."""
         with self.reporting(context):
             states = task_states(context, self.task_id)
-            findings = [self._finding(context, task, state) for task, state in failures(states).items()]
+            missing = failures(states, may_be_skipped(context, self.night(context).recipe))
+            findings = [self._finding(context, task, state) for task, state in missing.items()]
             findings += [
                 f"{task}: success, but it left no result; was it marked by hand?"
                 for task in without_result(context, states)
@@ -74,7 +79,7 @@ class VerdictOperator(NightshiftOperator):
             raise RunFailed(
                 "not everything that had to succeed did:\n"
                 + "\n".join(f"- {finding}" for finding in findings),
-                next_step=advice(states),
+                next_step=advice(missing),
             )
 
     def _finding(self, context: Context, task: str, state: str) -> str:

@@ -12,7 +12,7 @@ from nightshift import errors, names
 from nightshift.airflow.links import VmLink, vm_address
 from nightshift.airflow.operators.base import NightshiftOperator
 from nightshift.airflow.triggers.vm_ready import VmReadyTrigger
-from nightshift.ledger.vms import RunVms
+from nightshift.ledger.vms import RELEASED, RunVms
 from nightshift.tpu import lease
 from nightshift.tpu.api import Instance
 from nightshift.tpu.bodies import InstanceSpec, instance_body
@@ -106,15 +106,18 @@ class VmOperator(NightshiftOperator):
         :param state: what `go_on` was called with before the wait.
         """
         with self.reporting(context):
+            night = self.night(context)
             for vm in event["met"]:
                 created = datetime.fromisoformat(vm["created"])
-                self._note(self.night(context), Instance(**{**vm, "created": created}))
+                self._note(night, Instance(**{**vm, "created": created}), event["removed"])
             if not event["ready"]:
                 error_class = getattr(errors, event["error"], errors.CloudUnavailable)
                 error = error_class(event["message"], next_step=event["next_step"], billed=event["billed"])
                 if not isinstance(error, errors.VmLost):
                     raise error
-                self.recover(context, error)
+                self.recover(
+                    context, error, useless=event["met"][-1]["instance_id"] if event["met"] else None
+                )
             return self.go_on(context, **state)
 
     @abstractmethod
@@ -138,12 +141,18 @@ class VmOperator(NightshiftOperator):
         self._note(night, instance)
         return instance
 
-    def _note(self, night: Night, instance: Instance) -> None:
-        """Write down that the run has a VM, and which of those that it had before are gone."""
+    def _note(self, night: Night, instance: Instance, removed: Collection[str] = ()) -> None:
+        """Write down that the run has a VM, and which of those that it had before are gone.
+
+        :param removed: ids of those that were deleted for being of no use, which is no loss.
+        """
+        vms = vms_of(self, night)
         try:
-            model = night.recipe.tpu.provisioning.model
-            new = vms_of(self, night).note(instance, provisioning=model, got_by=self.task_id)
-        except errors.TransientError as error:
+            new = vms.note(instance, provisioning=night.recipe.tpu.provisioning.model, got_by=self.task_id)
+            for document in vms.all() if removed else ():
+                if document.instance_id in removed:
+                    vms.end(document, RELEASED, "it was one too many, or of no use", datetime.now(UTC))
+        except (errors.TransientError, errors.VerificationFailed) as error:
             # Counting VMs matters less than using the one that is paid for.
             self.log.warning("That the run has this VM could not be written down: %s", error)
             return
@@ -151,37 +160,63 @@ class VmOperator(NightshiftOperator):
             self._count_losses(night)
 
     def recover(
-        self, context: Context, trouble: errors.NightshiftError, state: Mapping[str, Any] | None = None
+        self,
+        context: Context,
+        trouble: errors.NightshiftError,
+        state: Mapping[str, Any] | None = None,
+        useless: str | None = None,
     ) -> NoReturn:
         """Defer until the run has a VM that answers: the one that it has, or another.
 
-        A VM that is RUNNING and of no use (`trouble` is BootTimedOut) is deleted first. Raises RecoveriesExhausted
-        when the run has lost too many.
+        A VM that does not answer (`trouble` is BootTimedOut) is deleted first. Raises RecoveriesExhausted when the run
+        has lost too many.
 
         :param state: what to call `go_on` with then, when it is still the same VM.
+        :param useless: id of the VM that does not answer, where it is known; else the one that is RUNNING.
         """
         night = self.night(context)
         alive = lease.find_alive(compute_of(self, night), night.run, installation=self.google.installation)
-        useless = (
-            alive.instance_id if alive is not None and isinstance(trouble, errors.BootTimedOut) else None
-        )
-        lost = self._count_losses(night, useless, trouble)
-        if alive is not None and useless is None:
+        discard = None
+        if isinstance(trouble, errors.BootTimedOut):
+            discard = useless or (alive.instance_id if alive else None)
+        lost = self._count_losses(night, discard, trouble)
+        same = alive is not None and alive.instance_id != discard
+        if same:
             self.log.warning("%s; waiting until the VM answers", trouble.message)
         elif lost:
-            allowed = night.recipe.tpu.max_recoveries
             self.log.warning(
                 ">> the VM was lost (%s); making another one, %d of %d",
                 lost[-1].end_reason,
                 len(lost),
-                allowed,
+                night.recipe.tpu.max_recoveries,
             )
-        self.await_vm(context, discard=useless, state=state if alive is not None else None)
+        self.await_vm(context, discard=discard, state=state if same else None)
 
     def _count_losses(
         self, night: Night, useless: str | None = None, trouble: errors.NightshiftError | None = None
     ) -> list[VmDocument]:
-        """Write down which of the run's VMs are gone, and return those that went by themselves."""
+        """Write down which of the run's VMs are gone, and return those that went by themselves.
+
+        A bucket that does not answer keeps nobody from going on: they are counted at the next look.
+        """
+        try:
+            lost = self._losses(night, useless, trouble)
+        except (errors.TransientError, errors.VerificationFailed) as error:
+            self.log.warning("How many VMs the run has lost is not known now: %s", error)
+            return []
+        allowed = night.recipe.tpu.max_recoveries
+        if len(lost) > allowed:
+            told = "; ".join(f"{d.zone} {d.created:%H:%M}: {d.end_reason}" for d in lost)
+            raise errors.RecoveriesExhausted(
+                f"run {night.run} has lost {len(lost)} VMs ({told}); the recipe allows {allowed}",
+                next_step="take capacity that is not taken back (a reservation, FLEX_START), other zones, or raise "
+                f"tpu.max_recoveries; then {errors.REPEAT_A_STEP}",
+            )
+        return lost
+
+    def _losses(
+        self, night: Night, useless: str | None, trouble: errors.NightshiftError | None
+    ) -> list[VmDocument]:
         compute, vms = compute_of(self, night), vms_of(self, night)
         for document in vms.all():
             if document.end_reason is not None:
@@ -193,16 +228,7 @@ class VmOperator(NightshiftOperator):
             if loss is not None:
                 self.log.warning("%s", loss.error.message)
                 vms.end(document, loss.error.reason, loss.error.message, loss.ended or datetime.now(UTC))
-        lost = [document for document in vms.all() if document.counts_as_lost]
-        allowed = night.recipe.tpu.max_recoveries
-        if len(lost) > allowed:
-            told = "; ".join(f"{d.zone} {d.created:%H:%M}: {d.end_reason}" for d in lost)
-            raise errors.RecoveriesExhausted(
-                f"run {night.run} has lost {len(lost)} VMs ({told}); the recipe allows {allowed}",
-                next_step="take capacity that is not taken back (a reservation, FLEX_START), other zones, or raise "
-                f"tpu.max_recoveries; then {errors.REPEAT_A_STEP}",
-            )
-        return lost
+        return [document for document in vms.all() if document.counts_as_lost]
 
     def await_vm(
         self, context: Context, discard: str | None = None, state: Mapping[str, Any] | None = None

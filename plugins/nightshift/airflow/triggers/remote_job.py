@@ -130,6 +130,9 @@ class RemoteJobTrigger(BaseTrigger):
         """
         from nightshift.remote.reach import reaching
 
+        if await self._is_still_waited_for():
+            self.log.info("Another triggerer follows job %s now; it is left alone", self.job_id)
+            return
         deadline = time.monotonic() + KILL_WITHIN
 
         async def stop(host: RemoteHost) -> JobStatus:
@@ -170,6 +173,31 @@ class RemoteJobTrigger(BaseTrigger):
             )
         else:
             self.log.info("%s", self._verdict(status))
+
+    async def _is_still_waited_for(self) -> bool:
+        """Return whether the task is still deferred: nobody has marked or cleared it.
+
+        A triggerer that was stalled for longer than its heartbeat allows has lost its triggers to another one, and
+        calls on_kill for them when it comes back (Airflow 3.3, triggerer_job_runner.update_triggers).
+        """
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+        from asgiref.sync import sync_to_async
+
+        ti = self.task_instance
+        if ti is None:
+            return False
+        try:
+            # Not asyncio.to_thread: the answer arrives in the triggerer's own event loop.
+            states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
+                dag_id=ti.dag_id,
+                task_ids=[ti.task_id],
+                run_ids=[ti.run_id],
+                map_index=ti.map_index,
+            )
+        except Exception as error:  # noqa: BLE001  whatever it is, it does not say that the job is wanted
+            self.log.warning("What has become of the task is not known: %s", error)
+            return False
+        return str(states.get(ti.run_id, {}).get(ti.task_id)) == "deferred"
 
     def _verdict(self, status: JobStatus) -> str:
         """Say what a stop order found or did."""

@@ -91,7 +91,8 @@ class VmReadyTrigger(BaseTrigger):
         else:
             outcome = {"ready": True}
         await settle(since)
-        yield TriggerEvent({**outcome, "met": self._met()})
+        removed = sorted(self._search.removed) if self._search else []
+        yield TriggerEvent({**outcome, "met": self._met(), "removed": removed})
 
     def _met(self) -> list[dict[str, Any]]:
         """Return the instances that the search has met, as mappings that can travel in an event."""

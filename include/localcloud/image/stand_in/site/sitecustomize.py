@@ -1,4 +1,4 @@
-"""Python imports this at start-up on a VM of the stand-in image: the export can then be held up, as a full network would."""
+"""Python imports this at start-up on a VM of the stand-in image, so that the export can be held up."""
 
 import sys
 

@@ -12,7 +12,10 @@ import shutil
 import struct
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MARK = "_CHECKPOINT_METADATA"
 WEIGHTS = "model.safetensors"

@@ -1,9 +1,9 @@
 """What whoever rehearses a fault wants of one run: where to wait, how fast to be, how to fail.
 
 A folder of the host, named by LOCALCLOUD_MAXTEXT_CONTROL, holds one JSON file a recipe (`<recipe>.json`), which is
-read again and again while the run goes on. Which recipe this is follows from the VM's name. Without the folder
-nothing is held up and nothing fails. LOCALCLOUD_MAXTEXT_RUN takes the place of the VM's name where there is no VM. Places are `install_maxtext`, `convert_to_maxtext`, `train:<step>`,
-`convert_to_huggingface` and `export`.
+read again and again while the run goes on. Which recipe this is follows from the VM's name, or from
+LOCALCLOUD_MAXTEXT_RUN where there is no VM. Without the folder nothing is held up and nothing fails. Places are
+`install_maxtext`, `convert_to_maxtext`, `train:<step>`, `convert_to_huggingface` and `export`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,10 @@ def main() -> None:
         time.sleep(orders.step_seconds)
         weights = checkpoints.trained(weights, state)
         loss = 0.05 / step
-        log("peft_trainer.py:488", f"Train step {step} training loss: {loss:f}  - training perplexity: {1 + loss:f}")
+        log(
+            "peft_trainer.py:488",
+            f"Train step {step} training loss: {loss:f}  - training perplexity: {1 + loss:f}",
+        )
         events.step(step, loss)
         if step % given["checkpoint_period"] == 0 or step == last:
             saved = checkpoints.save(actor, step, weights, given["max_num_checkpoints_to_keep"])
