@@ -216,8 +216,10 @@ def _people() -> list[Case]:
 
 
 def _machine() -> list[Case]:
-    def stand_in(fault: str, step: str, expected: Expected, *, at: str = "", **more: object) -> Case:
-        control = {"fault": fault, "at": at or PLACES[step]}
+    def stand_in(
+        fault: str, step: str, expected: Expected, *, at: str = "", once: bool = True, **more: object
+    ) -> Case:
+        control = {"fault": fault, "at": at or PLACES[step], "once": once}
         return Case(fault, step, expected, hold=False, control=control, **more)  # type: ignore[arg-type]
 
     def red(reason: str) -> Expected:
@@ -229,7 +231,8 @@ def _machine() -> list[Case]:
         stand_in("killed", "convert_to_maxtext", Expected()),
         stand_in("hbm", "train", red("device_out_of_memory"), fast=True),
         stand_in("shapes", "train", red("step_failed")),
-        stand_in("disk_full", "install_maxtext", red("disk_full")),
+        # The script itself tries an installation three times.
+        stand_in("disk_full", "install_maxtext", red("disk_full"), once=False),
         stand_in("disk_full", "train", red("disk_full")),
         stand_in("silence", "train", red("step_timed_out"), recipe="brief"),
         stand_in("silence", "convert_to_huggingface", red("step_timed_out"), recipe="brief"),
