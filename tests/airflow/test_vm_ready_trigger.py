@@ -165,7 +165,7 @@ async def cancel_once(trigger: VmReadyTrigger, reached: Callable[[], bool]) -> N
 
 def test_it_fires_once_the_vm_lets_us_in(cloud: LocalCloud, compute: GoogleCompute, run: str) -> None:
     cloud.fault(on="insert", error="stockout", zone=ZONES[0])
-    assert fire(trigger_for(cloud, run)) == {"ready": True}
+    assert fire(trigger_for(cloud, run))["ready"] is True
     vm = lease.find_alive(compute, run)
     assert vm is not None
     assert vm.zone == ZONES[1]
@@ -177,7 +177,7 @@ def test_it_keeps_knocking_while_ssh_refuses(
     assert fire(trigger_for(cloud, run))["ready"]
     cloud.fault(on="ssh", instance=run, kind="refuse:2")
     began = time.monotonic()
-    assert fire(trigger_for(cloud, run)) == {"ready": True}
+    assert fire(trigger_for(cloud, run))["ready"] is True
     assert time.monotonic() - began > 1.5
     assert capsys.readouterr().out.count("does not let us in yet") == 1
 
@@ -207,7 +207,7 @@ def test_a_vm_that_is_preempted_while_it_is_knocked_at_is_looked_for_in_the_next
     cloud.fault(on="ssh", instance=run, kind="refuse:30")
     timer = threading.Timer(1.0, lambda: cloud.fault(on="preempt", instance=run))
     timer.start()
-    assert fire(trigger_for(cloud, run)) == {"ready": True}
+    assert fire(trigger_for(cloud, run))["ready"] is True
     timer.join()
     second = lease.find_alive(compute, run)
     assert second is not None
