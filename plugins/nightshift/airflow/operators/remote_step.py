@@ -30,6 +30,7 @@ from nightshift.errors import (
 )
 from nightshift.export.checkpoints import newest_complete
 from nightshift.maxtext.commands import expected_steps, vm_layout
+from nightshift.maxtext.on_vm.checkpoint_manifest import LOG
 from nightshift.maxtext.outcome import diagnose
 from nightshift.maxtext.progress import duration
 from nightshift.remote.job import JobSpec, JobState
@@ -128,6 +129,7 @@ class RemoteStepOperator(VmOperator):
         except _Running as running:
             self._follow(site, running, unreachable)
         except VmLost as lost:
+            self._show_what_the_lost_vm_said(context)
             self.recover(context, lost)
         except HostUnreachable as error:
             if unreachable >= UNREACHABLE_LIMIT:
@@ -135,6 +137,28 @@ class RemoteStepOperator(VmOperator):
             # Waited for in the triggerer: hours of training may lie on it.
             state = {"followed": self._followed or followed, "unreachable": unreachable + 1}
             self.recover(context, error, state)
+
+    def _show_what_the_lost_vm_said(self, context: Context) -> None:
+        """Write the training's log to the task's, as far as it was copied to the bucket.
+
+        The trigger's own log of it ends with the next trigger of this try.
+        """
+        from nightshift.remote.protocol import LogChunk
+
+        if self.job is not jobs.TRAIN:
+            return
+        night = self.night(context)
+        try:
+            storage = self.google.storage(night.bucket.bucket)
+            log = storage.read_range(f"{night.bucket.checkpoints}/{LOG}", 0, LOG_LIMIT)
+        except NightshiftError as error:
+            self.log.warning("The training's log so far cannot be read from the bucket: %s", error)
+            return
+        if log:
+            self.log.info(">> the training's log so far, as it was copied to the bucket")
+            view = LogView(self.log, self.job.total_steps(night.recipe))
+            view.feed(LogChunk(0, log))
+            view.close()
 
     def overdue(self, context: Context) -> NightshiftError:
         """Stop the job whose time is up; one that has ended meanwhile is judged by the next try."""
@@ -203,7 +227,7 @@ class RemoteStepOperator(VmOperator):
             if own is not None and own.state is not JobState.RUNNING:
                 await self._judge(site, jobs.OF[names.step_of(own.job_id)], own)
             for job in await self._left_to_do(site, known):
-                while not await self._run(site, host, job, followed):
+                while not await self._run(site, host, job):
                     continue
             return await self._conclude(site, host, self._followed or followed)
 
@@ -218,7 +242,7 @@ class RemoteStepOperator(VmOperator):
         saved = await asyncio.to_thread(newest_complete, self.google.storage(bucket.bucket), bucket)
         return jobs.still_to_do(jobs.plan(self.step, saved, expected_steps(site.recipe)), done)
 
-    async def _run(self, site: jobs.Site, host: RemoteHost, job: Job, followed: Mapping[str, Any]) -> bool:
+    async def _run(self, site: jobs.Site, host: RemoteHost, job: Job) -> bool:
         """Start a job or attach to it, show its log; return whether it has succeeded, or has to be started again.
 
         Raises what its failure means, and _Running when it is not over within QUICK_SECONDS.
@@ -244,19 +268,19 @@ class RemoteStepOperator(VmOperator):
         if self._is_ended_from_outside():
             # The order to end came while the job was being started, so it was not there yet to be stopped.
             await host.stop(status.job_id, grace=1.0, attempt=status.attempt)
-        shown = _shown(followed, status)
+        # From its first byte, also where a trigger has shown some of it: the next trigger of this try opens the same
+        # file anew and takes that away (Airflow 3.3, TriggerLoggingFactory). What a worker writes stays.
         view = LogView(self.log, job.total_steps(site.recipe))
         # A line that breaks while the job runs is the trigger's affair.
         with suppress(TimeoutError, HostUnreachable):
             async with asyncio.timeout(QUICK_SECONDS):
-                async for part in host.follow(status.job_id, offset=shown, attempt=status.attempt):
+                async for part in host.follow(status.job_id, attempt=status.attempt):
                     if isinstance(part, LogChunk):
                         view.feed(part)
                     else:
                         status = part
-        shown = max(shown, view.resume_at)
         if status.state is JobState.RUNNING:
-            raise _Running(job, status, shown)
+            raise _Running(job, status, view.resume_at)
         view.close()
         self._followed = {"job_id": status.job_id, "attempt": status.attempt, "shown": status.log_bytes}
         return await self._judge(site, job, status)
