@@ -9,13 +9,13 @@ def test_the_upload_names_source_target_and_manifest() -> None:
     assert commands.upload_command(LAYOUT, BUCKET) == (
         "maxtext_venv/bin/python3 -u ~/.nightshift/uploader.py"
         " --source /dev/shm/llama3.1-8b-Instruct/hf-trained/run-1 --bucket bucket"
-        " --prefix some/folder/runs/run-1/model --manifest some/folder/runs/run-1/manifest.json --run run-1"
+        " --prefix some/folder/run/run-1/model --manifest some/folder/run/run-1/manifest.json --run run-1"
     )
 
 
 def test_the_probe_writes_beside_the_model_and_not_into_it() -> None:
     command = commands.probe_command(LAYOUT, BUCKET)
-    assert command.endswith("--bucket bucket --prefix some/folder/runs/run-1 --probe")
+    assert command.endswith("--bucket bucket --prefix some/folder/run/run-1 --probe")
     assert not BUCKET.run_prefix.startswith(BUCKET.model_prefix)
 
 
