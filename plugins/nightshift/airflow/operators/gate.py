@@ -33,7 +33,7 @@ class GateOperator(NightshiftOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return {"open", "reasons", "summary", "inspection"}. Raises VerificationFailed for an export with faults."""
         from nightshift.export.bucket import verified_export
-        from nightshift.export.inspect import inspect
+        from nightshift.export.inspection import inspect
 
         with self.reporting(context):
             night = self.night(context)

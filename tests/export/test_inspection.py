@@ -14,8 +14,8 @@ import google_crc32c
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 from nightshift.errors import AccessDenied, CloudUnavailable, ConfigurationRefused, VerificationFailed
-from nightshift.export import inspect as inspection
-from nightshift.export.inspect import Inspection, inspect, read_source
+from nightshift.export import inspection
+from nightshift.export.inspection import Inspection, inspect, read_source
 from nightshift.export.manifest import FileEntry, Manifest
 from nightshift.hub.errors import RetryPolicy
 from nightshift.names import BucketLayout
