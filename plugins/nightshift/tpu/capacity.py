@@ -32,7 +32,7 @@ from nightshift.errors import (
     VmLost,
 )
 from nightshift.tpu.classify import AlreadyExists, OperationFailed
-from nightshift.tpu.lease import GOING, OVER, RUNNING, Ready, by_preference, is_ours, locate
+from nightshift.tpu.lease import DONE, GOING, OVER, RUNNING, Ready, by_preference, is_ours, locate
 from nightshift.tpu.loss import explain_loss
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ PATIENCE: Final = 20.0
 SLOWEST: Final = 5.0
 #: The longest time, in seconds, that a blocking wait sleeps without asking whether the VM is still wanted.
 STOP_CHECK: Final = 5.0
-DONE: Final = "DONE"
 
 
 class NoLongerWanted(Exception):

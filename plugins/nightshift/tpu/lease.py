@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from nightshift.errors import DeadlineExceeded, NightshiftError, TransientError
 from nightshift.names import LABEL_INSTALLATION, LABEL_MANAGED_BY, LABEL_RUN, MANAGED_BY, instance_name
+from nightshift.tpu.deletion import Deletion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ OVER: Final = frozenset({
 #: Being deleted or stopped already.
 GOING: Final = frozenset({"STOPPING", "DEPROVISIONING"})
 RUNNING: Final = "RUNNING"
+DONE: Final = "DONE"  # of an operation
 #: How often in a row a release has to find nothing. An insert that was on its way to Google when the release began
 #: shows up only after the first look.
 CLEAN_LOOKS: Final = 2
@@ -217,26 +219,25 @@ class _Release:
         self._now = now
         self._on_change = on_change
         self._installation = installation
-        self._open: dict[str, Instance] = {}  # by instance id: seen and not yet proven gone
-        self._asked: dict[str, str] = {}  # instance id → the delete's operation
+        self._open: dict[str, Deletion] = {}  # by instance id: seen and not yet proven gone
         self._looked = False
 
     def step(self) -> bool:
         """Look, delete, check; return whether everything is proven gone."""
         for instance in self._locate():
-            self._open[instance.instance_id] = instance
+            self._open.setdefault(instance.instance_id, Deletion(self._api, instance)).instance = instance
         self._looked = True
-        for instance in list(self._open.values()):
-            if not self._is_gone(instance):
-                self._delete(instance)
+        for deletion in list(self._open.values()):
+            if not self._is_gone(deletion):
+                self._delete(deletion)
         return not self._open and not self._insert_under_way() and not self._locate()
 
     def billed(self) -> str:
         """Say what may still be paid for."""
         if not self._looked:
             return f"unknown: the instances of run {self._run} could not be listed"
-        still = (f"{item.zone}/{item.name} ({item.machine_type})" for item in self._open.values())
-        return ", ".join(still)
+        left = (deletion.instance for deletion in self._open.values())
+        return ", ".join(f"{item.zone}/{item.name} ({item.machine_type})" for item in left)
 
     def _locate(self) -> list[Instance]:
         return locate(self._api, self._run, self._zones, installation=self._installation)
@@ -246,29 +247,23 @@ class _Release:
         name = instance_name(self._run)
         for zone in self._zones:
             for operation in self._api.inserts_of(zone, name):
-                if operation.status != "DONE":
+                if operation.status != DONE:
                     self.under_way = f"{zone}/{name}: insert {operation.name} is {operation.status}"
         if self.under_way and self.under_way != before:
             self._on_change(f"{self.under_way}; waiting for what it brings")
         return bool(self.under_way)
 
-    def _delete(self, instance: Instance) -> None:
-        key = instance.instance_id
-        # Taken out first: when the deletion turns out to have failed, the next step asks for it again.
-        operation = self._asked.pop(key, None)
-        if operation is not None and not self._api.wait_operation(instance.zone, operation, timeout=0):
-            self._asked[key] = operation
+    def _delete(self, deletion: Deletion) -> None:
+        if deletion.is_under_way():
             return
+        instance = deletion.instance
         self._on_change(f"{instance.zone}/{instance.name}: deleting ({instance.status})")
-        operation = self._api.delete_instance(instance.zone, instance.name)
-        if operation is not None:
-            self._asked[key] = operation
+        deletion.ask()
 
-    def _is_gone(self, instance: Instance) -> bool:
-        current = self._api.get_instance(instance.zone, instance.name)
-        # Another id under the name is another instance: this one is gone, and the next look finds that one.
-        if current is not None and current.instance_id == instance.instance_id:
+    def _is_gone(self, deletion: Deletion) -> bool:
+        if deletion.current() is not None:
             return False
+        instance = deletion.instance
         del self._open[instance.instance_id]
         seconds = (self._now() - instance.created).total_seconds()
         self.deleted.append(

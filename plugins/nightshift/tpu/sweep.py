@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from nightshift import names
 from nightshift.errors import DeadlineExceeded, NightshiftError, RecipeError, TransientError
+from nightshift.tpu.deletion import Deletion
 from nightshift.tpu.janitor import (
     Decision,
     Delete,
@@ -125,7 +126,6 @@ class _Case:
         self, api: ComputeApi, runs: Runs, project: str, rules: Rules, world: Surroundings, instance: Instance
     ) -> None:
         self.finding: Finding | None = None
-        self._api = api
         self._runs = runs
         self._project = project
         self._rules = rules
@@ -133,7 +133,7 @@ class _Case:
         self._instance = instance
         self._verdict: Delete | None = None  # of the last look
         self._asked = False
-        self._operation: str | None = None
+        self._deletion = Deletion(api, instance)
         self._trouble: TransientError | None = None
 
     def begin(self) -> None:
@@ -175,18 +175,14 @@ class _Case:
 
     def _step(self) -> None:
         old = self._instance
-        current = self._api.get_instance(old.zone, old.name)
-        # Another id under the name is another instance: this one is gone.
-        if current is None or current.instance_id != old.instance_id:
+        current = self._deletion.current()
+        if current is None:
             self._is_gone()
             return
         if not is_ours(current, self._rules.installation):
             self._leave(Leave(Outcome.GONE, "its labels were changed meanwhile: it is no longer ours"))
             return
-        # Taken out first: when the deletion turns out to have failed, the next step asks for it again.
-        operation, self._operation = self._operation, None
-        if operation is not None and not self._api.wait_operation(old.zone, operation, timeout=0):
-            self._operation = operation
+        if self._deletion.is_under_way():
             return
         decision = self._decide(current)
         if isinstance(decision, Leave):
@@ -199,7 +195,7 @@ class _Case:
         self._world.journal(self._found(Outcome.DELETED, decision.why, decision.reason))
         self._world.on_change(f"{self._project}/{old.zone}/{old.name}: deleting ({decision.why})")
         self._asked = True  # before the call: a request whose answer gets lost is carried out all the same
-        self._operation = self._api.delete_instance(old.zone, old.name)
+        self._deletion.ask()
         self._trouble = None
 
     def _decide(self, instance: Instance) -> Decision:
