@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
+from nightshift.airflow import jobs
+
 if TYPE_CHECKING:
     from chaos.scene import Scene
 
@@ -15,22 +17,12 @@ Kind = Literal["run", "everybody", "real"]
 STEPS: Final = (
     "preflight",
     "create_vm",
-    "install_maxtext",
-    "convert_to_maxtext",
-    "train",
-    "convert_to_huggingface",
-    "export",
+    *jobs.OWN,
     "publish",
     "delete_vm",
 )
 #: Steps that run on the VM, where the stand-in can be held, and the places where it is.
-PLACES: Final[Mapping[str, str]] = {
-    "install_maxtext": "install_maxtext",
-    "convert_to_maxtext": "convert_to_maxtext",
-    "train": "train:10",
-    "convert_to_huggingface": "convert_to_huggingface",
-    "export": "export",
-}
+PLACES: Final[Mapping[str, str]] = {**{step: step for step in jobs.OWN}, "train": "train:10"}
 NUM_BATCHES = 12
 CHECKPOINT_PERIOD = 4
 

@@ -236,21 +236,16 @@ def _machine() -> list[Case]:
         stand_in("disk_full", "train", red("disk_full")),
         stand_in("silence", "train", red("step_timed_out"), recipe="brief"),
         stand_in("silence", "convert_to_huggingface", red("step_timed_out"), recipe="brief"),
-        Case(
-            "shm_full",
-            "convert_to_maxtext",
-            red("disk_full"),
-            before=acts.order(on="shm", bytes=600_000),
-            alone=True,
-            hold=False,
-        ),
-        Case(
-            "shm_full",
-            "train",
-            red("disk_full"),
-            before=acts.order(on="shm", bytes=6_000_000),
-            alone=True,
-            hold=False,
+        *(
+            Case(
+                "shm_full",
+                step,
+                red("disk_full"),
+                before=acts.order(on="shm", bytes=size),
+                alone=True,
+                hold=False,
+            )
+            for step, size in (("convert_to_maxtext", 600_000), ("train", 6_000_000))
         ),
     ]
 

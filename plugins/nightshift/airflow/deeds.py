@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nightshift.airflow import jobs
 from nightshift.airflow.night import pulled
 
 if TYPE_CHECKING:
@@ -15,14 +16,7 @@ if TYPE_CHECKING:
     from nightshift.recipe import Recipe
 
 #: The tasks that work on the VM.
-ON_THE_VM = frozenset({
-    "create_vm",
-    "install_maxtext",
-    "convert_to_maxtext",
-    "train",
-    "convert_to_huggingface",
-    "export",
-})  # fmt: skip
+ON_THE_VM = frozenset({"create_vm", *jobs.OWN})
 #: The tasks whose result says what was done; a task that was marked a success has none.
 LEAVE_A_RESULT = ON_THE_VM | {"preflight", "gate", "approve", "publish", "delete_vm"}
 
