@@ -19,7 +19,7 @@ from nightshift.errors import (
     PreflightFailed,
 )
 from nightshift.hub import access
-from nightshift.hub.errors import TOKENS_URL
+from nightshift.hub.errors import vm_token_advice
 from nightshift.names import HUB_VM_CONNECTION
 from nightshift.tpu.bodies import PUBLIC_KEY
 
@@ -297,8 +297,7 @@ class _Preflight:
         if problem := access.more_than_reads(who):
             raise _Problem(
                 f"{problem}, and whatever runs on the VM could use it",
-                f"make a token of type Read at {TOKENS_URL} and store it as the password of connection "
-                f"{HUB_VM_CONNECTION}",
+                vm_token_advice(HUB_VM_CONNECTION),
             )
         return f"token of {who.name}, which may only read"
 

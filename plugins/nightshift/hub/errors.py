@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOKENS_URL = "https://huggingface.co/settings/tokens"
-
 #: What a store says of a signed address whose time is over (Amazon S3: "Request has expired"), with status 403.
 _EXPIRED = "request has expired"
 
@@ -194,3 +193,13 @@ def _announce(state: RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome else None
     message = error.message if isinstance(error, NightshiftError) else error
     log.warning("%s; attempt %d follows in %.0f s", message, state.attempt_number + 1, state.upcoming_sleep)
+
+
+def vm_token_advice(connection: str) -> str:
+    """Return what to do about a token for the VM that may do more than read.
+
+    :param connection: id of the connection that holds it.
+    """
+    return (
+        f"make a token of type Read at {TOKENS_URL} and store it as the password of connection {connection}"
+    )

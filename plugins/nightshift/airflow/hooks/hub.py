@@ -10,7 +10,7 @@ from huggingface_hub import HfApi
 
 from nightshift.errors import AccessDenied
 from nightshift.hub.access import identify, more_than_reads
-from nightshift.hub.errors import TOKENS_URL
+from nightshift.hub.errors import vm_token_advice
 from nightshift.names import HUB_CONNECTION, HUB_VM_CONNECTION
 
 # The Hub's client tells of every request at INFO, and a task's log is for people.
@@ -64,12 +64,8 @@ class HubHook(BaseHook):
         """
         api = self.vm_api()
         if problem := more_than_reads(identify(api)):
-            raise AccessDenied(f"No token for the VM: {problem}", next_step=self.vm_token_advice())
+            raise AccessDenied(f"No token for the VM: {problem}", next_step=vm_token_advice(self.vm_conn_id))
         return str(api.token)
-
-    def vm_token_advice(self) -> str:
-        """Return what to do about a token for the VM that may do more than read."""
-        return f"make a token of type Read at {TOKENS_URL} and store it as the password of connection {self.vm_conn_id}"
 
     def vm_environment(self) -> dict[str, str]:
         """Return what programs on the VM need to use the same Hub (the token is not part of it)."""
