@@ -121,7 +121,7 @@ def _to_maxtext(site: Site) -> Work:
 
 
 def _restore(site: Site) -> Work:
-    return Work(script=restore_script(site.recipe, site.layout, site.night.bucket))
+    return Work(script=restore_script(site.layout, site.night.bucket))
 
 
 def _train(site: Site) -> Work:

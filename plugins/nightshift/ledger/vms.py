@@ -89,11 +89,14 @@ class RunVms:
             return False
         return True
 
-    def end(self, document: VmDocument, reason: str, detail: str, ended: datetime) -> None:
-        """Write down how a VM ended; the first account of it stays."""
-        if document.end_reason is None:
-            changes = {"end_reason": reason, "end_detail": detail, "ended": ended}
-            self._write(document.model_copy(update=changes))
+    def end(self, document: VmDocument, reason: str, detail: str, ended: datetime) -> VmDocument:
+        """Write down how a VM ended and return its document; the first account of it stays."""
+        if document.end_reason is not None:
+            return document
+        changes = {"end_reason": reason, "end_detail": detail, "ended": ended}
+        told = document.model_copy(update=changes)
+        self._write(told)
+        return told
 
     def settle(self, released: Mapping[str, float], now: datetime) -> None:
         """Write down that the run has been torn down.

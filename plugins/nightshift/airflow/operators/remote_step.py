@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from nightshift.airflow.jobs import Job, Work
+    from nightshift.recipe import Recipe
     from nightshift.remote.client import RemoteHost
     from nightshift.remote.job import JobStatus
 
@@ -143,8 +144,6 @@ class RemoteStepOperator(VmOperator):
 
         The trigger's own log of it ends with the next trigger of this try.
         """
-        from nightshift.remote.protocol import LogChunk
-
         if self.job is not jobs.TRAIN:
             return
         night = self.night(context)
@@ -156,9 +155,15 @@ class RemoteStepOperator(VmOperator):
             return
         if log:
             self.log.info(">> the training's log so far, as it was copied to the bucket")
-            view = LogView(self.log, self.job.total_steps(night.recipe))
-            view.feed(LogChunk(0, log))
-            view.close()
+            self._show(log, night.recipe)
+
+    def _show(self, log: bytes, recipe: Recipe) -> None:
+        """Write lines of the own job's log to the task's."""
+        from nightshift.remote.protocol import LogChunk
+
+        view = LogView(self.log, self.job.total_steps(recipe))
+        view.feed(LogChunk(0, log))
+        view.close()
 
     def overdue(self, context: Context) -> NightshiftError:
         """Stop the job whose time is up; one that has ended meanwhile is judged by the next try."""
@@ -310,14 +315,10 @@ class RemoteStepOperator(VmOperator):
     async def _conclude(
         self, site: jobs.Site, host: RemoteHost, followed: Mapping[str, Any]
     ) -> dict[str, Any]:
-        from nightshift.remote.protocol import LogChunk
-
         status = await host.status(site.job_id(self.step))
         log = await _whole_log(site, status)
-        unseen = log[_shown(followed, status) :] if status.log_bytes == len(log) else b""
-        view = LogView(self.log, self.job.total_steps(site.recipe))
-        view.feed(LogChunk(len(log) - len(unseen), unseen, status.attempt))
-        view.close()
+        if status.log_bytes == len(log):
+            self._show(log[_shown(followed, status) :], site.recipe)
         kept = await self._keep_log(site, self.job, status, log)
         figures = await self.figures(site, host, log.decode(errors="replace"))
         self.log.info(">> %s done in %s", self.step, duration(status.seconds or 0.0))

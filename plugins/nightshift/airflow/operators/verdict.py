@@ -33,10 +33,9 @@ def advice(failed_tasks: Mapping[str, str]) -> str:
     :param failed_tasks: what `failures` returned.
     """
     failed = [task for task, state in failed_tasks.items() if state == "failed"]
-    if not failed and failed_tasks:
-        return "clear what was marked by hand with all that follows it"
     if not failed:
-        return "read the log of gate, which says what the model did not reach"
+        by_hand = "clear what was marked by hand with all that follows it"
+        return by_hand if failed_tasks else "read the log of gate, which says what the model did not reach"
     goes_on = "; it makes a new VM and goes on from what is in the bucket" if failed[0] in ON_THE_VM else ""
     return f"read the log of {failed[0]}; mend it, then clear {failed[0]} with all that follows it{goes_on}"
 

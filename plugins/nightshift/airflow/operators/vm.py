@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from nightshift.tpu.compute import GoogleCompute
 
 DELETE_RETRIES = 8
-TRIGGERER_SPARE = timedelta(
-    minutes=10
-)  # beyond the trigger's own deadlines: for a triggerer that is not there
+#: Beyond the trigger's own deadlines: for a triggerer that is not there.
+TRIGGERER_SPARE = timedelta(minutes=10)
 EXPIRY_SPARE = timedelta(hours=1)  # between the VM's own end and the time from which the janitor deletes it
 
 
@@ -218,17 +217,19 @@ class VmOperator(NightshiftOperator):
         self, night: Night, useless: str | None, trouble: errors.NightshiftError | None
     ) -> list[VmDocument]:
         compute, vms = compute_of(self, night), vms_of(self, night)
-        for document in vms.all():
+
+        def with_its_end(document: VmDocument) -> VmDocument:
             if document.end_reason is not None:
-                continue
+                return document
             if trouble is not None and document.instance_id == useless:
-                vms.end(document, trouble.reason, trouble.message, datetime.now(UTC))
-                continue
+                return vms.end(document, trouble.reason, trouble.message, datetime.now(UTC))
             loss = explain_loss(compute, night.run, document.zone, document.name, document.instance_id)
-            if loss is not None:
-                self.log.warning("%s", loss.error.message)
-                vms.end(document, loss.error.reason, loss.error.message, loss.ended or datetime.now(UTC))
-        return [document for document in vms.all() if document.counts_as_lost]
+            if loss is None:
+                return document
+            self.log.warning("%s", loss.error.message)
+            return vms.end(document, loss.error.reason, loss.error.message, loss.ended or datetime.now(UTC))
+
+        return [told for told in map(with_its_end, vms.all()) if told.counts_as_lost]
 
     def await_vm(
         self, context: Context, discard: str | None = None, state: Mapping[str, Any] | None = None
