@@ -105,7 +105,7 @@ class MaxTextVm:
             case "convert":
                 return scripts.to_maxtext_script(recipe, layout), commands.conversion_environment()
             case "restore":
-                return scripts.restore_script(recipe, layout, self.bucket), {}
+                return scripts.restore_script(layout, self.bucket), {}
             case "train":
                 text = scripts.train_script(recipe, layout, self.dataset_commit, self.bucket)
                 return text, commands.training_environment(recipe, layout)

@@ -318,7 +318,7 @@ def test_a_training_goes_over_to_another_vm(
     other = Machine.create(tmp_path / "other-home")
     there = dataclasses.replace(layout, memory=tmp_path / "other-shm")
     Path(there.base_checkpoint).mkdir(parents=True)
-    restored = other.run(scripts.restore_script(recipe, there, bucket), **emulator)
+    restored = other.run(scripts.restore_script(there, bucket), **emulator)
     assert restored.code == 0, restored.output
     assert "checkpoint 32 is restored" in restored.output
     assert (Path(there.actor_checkpoints) / "32/model_params/weights").read_text() == "weights\n"

@@ -173,7 +173,7 @@ def train_script(recipe: Recipe, layout: VmLayout, dataset_commit: str, bucket: 
     ])  # fmt: skip
 
 
-def restore_script(recipe: Recipe, layout: VmLayout, bucket: BucketLayout) -> str:
+def restore_script(layout: VmLayout, bucket: BucketLayout) -> str:
     """Return the script that brings the newest complete checkpoint and the training's log back from the bucket.
 
     A VM that has the same step or a later one is left as it is; an empty bucket is no error.
